@@ -243,8 +243,9 @@ def test_a_stored_configuration_holds_a_hash_and_asks_for_the_secret(
     ):
         load_config_file(path)
     assert diff(load_config_file(path, [f"{key}={SETTINGS[key]}"]), config) == {}
-    ((_, values),) = diff(stored, load(key, SETTINGS[key].replace(SECRET, "other" * 3))).items()
-    assert differs_in_secrets_only(*values)
+    other = load(key, SETTINGS[key].replace(SECRET, "other" * 3))
+    ((changed, values),) = diff(stored, other).items()
+    assert differs_in_secrets_only(changed, *values)
 
 
 @pytest.mark.parametrize("key", SETTINGS)
@@ -269,10 +270,39 @@ def test_a_secret_from_the_environment_is_stored_as_its_reference(
 
 def test_a_difference_beside_the_secret_is_a_difference() -> None:
     one, other = f"https://bot:{MARK}@host/mcp", "https://bot:${oc.env:PW}@elsewhere/mcp"
-    assert not differs_in_secrets_only(one, other)
-    assert not differs_in_secrets_only(one, one)
-    assert differs_in_secrets_only([one], ["https://bot:${oc.env:PW}@host/mcp"])
-    assert differs_in_secrets_only("Bearer ${oc.env:PW}", MARK)
+    key = "environment.mcp.url"
+    assert not differs_in_secrets_only(key, one, other)
+    assert not differs_in_secrets_only(key, one, one)
+    assert differs_in_secrets_only(key, [one], ["https://bot:${oc.env:PW}@host/mcp"])
+    assert differs_in_secrets_only(key, "Bearer ${oc.env:PW}", MARK)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("environment.mcp.environment", "LEVEL"),
+        ("environment.mcp.headers", "X-Split"),
+        ("environment.openenv.headers", "X-Split"),
+    ],
+)
+def test_a_masked_value_whose_name_is_not_a_secret_is_a_setting(key: str, name: str) -> None:
+    def differs(before: dict[str, str], now: dict[str, str]) -> bool:
+        ((changed, values),) = diff(
+            *(load_config("", [f"{key}={settings}"]) for settings in (before, now))
+        ).items()
+        return differs_in_secrets_only(changed, *values)
+
+    easy, hard = {name: "easy", "TOKEN": SECRET}, {name: "hard", "TOKEN": SECRET}
+    assert not differs(easy, hard)
+    assert differs(easy, {name: "easy", "TOKEN": "renewed"})
+    assert not differs(easy, {"TOKEN": SECRET})
+
+
+def test_a_masked_value_may_move_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSN", f"postgres://me:{SECRET}@host/db")
+    key, before = "environment.mcp.environment", {"DSN": MARK}
+    now = flatten(load(key, "{DSN: '${oc.env:DSN}'}"))[key]
+    assert differs_in_secrets_only(key, before, now)
 
 
 def test_a_stored_secret_is_not_sent_to_a_server() -> None:

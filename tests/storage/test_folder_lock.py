@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from time import sleep
 import pytest
 
 from skyfleet.errors import CheckpointError, ConfigError
-from skyfleet.storage import folder_lock
-from skyfleet.storage.folder_lock import LOCK, FolderLock, Owner, check_not_in_use, lock_folders
+from skyfleet.storage import folder_lock, lock_owner
+from skyfleet.storage.folder_lock import LOCK, FolderLock, check_not_in_use, lock_folders
+from skyfleet.storage.lock_owner import Owner
 
 HOLDER = """
 import asyncio, sys, time
@@ -53,7 +55,7 @@ def hold(folder: Path) -> Iterator[FolderLock]:
 
 
 def elsewhere(**changes: object) -> Owner:
-    owner = FolderLock(Path())._owner
+    owner = Owner.describe_this_process()
     return owner.model_copy(update={"host": "node7", "boot_id": "b", "token": "t", **changes})
 
 
@@ -88,12 +90,27 @@ def test_no_folder_is_locked_if_one_of_them_is_in_use(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+HERE = Owner.describe_this_process()
+OTHERS = {
+    "another machine": {},
+    "another machine of the same name": {"host": HERE.host},
+    "another container": {"boot_id": HERE.boot_id, "pid_namespace": "pid:[1]"},
+    "a process of this machine": {
+        **HERE.model_dump(exclude={"token", "host"}),
+        "pid": os.getppid(),
+        "process_start": lock_owner._read_process_start(os.getppid()),
+    },
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("is_alive", [False, True])
-def test_the_heartbeat_of_another_machine_decides_where_locks_are_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+def test_the_heartbeat_decides_where_the_lock_of_another_process_is_not_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool, other: str
 ) -> None:
     monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
-    record = elsewhere()
+    record = elsewhere(**OTHERS[other])
+    host = record.host
     (tmp_path / LOCK).write_text(record.model_dump_json())
     ended = Event()
 
@@ -101,20 +118,33 @@ def test_the_heartbeat_of_another_machine_decides_where_locks_are_local(
         number = 0
         while not ended.wait(0.02):
             number += 1
-            (tmp_path / LOCK).write_text(elsewhere(heartbeat=number).model_dump_json())
+            beaten = record.model_copy(update={"heartbeat": number})
+            (tmp_path / LOCK).write_text(beaten.model_dump_json())
 
     thread = Thread(target=beat)
     if is_alive:
         thread.start()
-        with pytest.raises(ConfigError, match=r"in use by another run .*on node7"):
+        with pytest.raises(ConfigError, match=rf"in use by another run .*on {host}"):
             try_lock(tmp_path)
         ended.set()
         thread.join()
         assert (tmp_path / LOCK).exists()
     else:
         (note,) = try_lock(tmp_path)
-        assert "on node7, since" in note
+        assert f"on {host}, since" in note
         assert "to see whether it still runs" in note
+
+
+def test_a_lock_that_its_owner_removed_meanwhile_is_taken_as_a_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.2)
+    (tmp_path / LOCK).write_text(elsewhere().model_dump_json())
+    lock = FolderLock(tmp_path)
+    asyncio.run(lock.acquire(lambda _: (tmp_path / LOCK).unlink()))
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    lock.release()
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_the_owner_writes_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +169,12 @@ def test_a_process_that_lost_its_folder_stops_before_it_saves(tmp_path: Path) ->
     assert (tmp_path / LOCK).exists()
 
 
+def test_the_record_of_a_process_that_took_over_the_same_file_stays(tmp_path: Path) -> None:
+    with hold(tmp_path):
+        (tmp_path / LOCK).write_text(elsewhere().model_dump_json())
+    assert (tmp_path / LOCK).exists()
+
+
 def test_without_kernel_locks_the_process_of_this_machine_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,7 +187,7 @@ def test_without_kernel_locks_the_process_of_this_machine_decides(
         assert "does not support locks" in caplog.text
         with pytest.raises(ConfigError, match="in use"):
             try_lock(tmp_path)
-    ended = FolderLock(Path())._owner.model_copy(update={"process_start": "1"})
+    ended = Owner.describe_this_process().model_copy(update={"process_start": "1"})
     (tmp_path / LOCK).write_text(ended.model_dump_json())
     assert try_lock(tmp_path) == []
 

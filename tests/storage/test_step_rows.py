@@ -24,5 +24,15 @@ def test_rows_of_replayed_steps_and_half_lines_are_removed(
     assert read_last_step(tmp_path / "none") is None
 
 
+def test_the_last_row_of_a_step_stays_where_a_step_has_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1, "by": "lost"}\n{"step": 1}\n{"step": 2}\n')
+    assert truncate_rows(path, 2, one_per_step=True) == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert path.read_text() == '{"step": 0}\n{"step": 1}\n{"step": 2}\n'
+    assert "dropped 1 rows of steps that another process wrote again" in caplog.text
+
+
 def test_missing_steps_are_listed() -> None:
     assert find_missing([0, 1, 4], 5) == [2, 3, 5]

@@ -62,6 +62,16 @@ def test_a_timed_block_that_raises_still_adds_its_seconds() -> None:
     assert 0.02 <= metrics["timing/sync_weights"] < 1.0
 
 
+def test_a_phase_that_runs_twice_adds_up() -> None:
+    tracker = ListTracker()
+    log = StepLog(tracker)
+    log.add({"timing/save_hf_model": 2.0})
+    with log.timed("save_hf_model"):
+        pass
+    log.commit(1)
+    assert 2.0 < tracker.rows[0][1]["timing/save_hf_model"] < 3.0
+
+
 def test_phases_are_logged_under_skyrls_names_with_the_time_of_the_step() -> None:
     tracker = ListTracker()
     log = StepLog(tracker)

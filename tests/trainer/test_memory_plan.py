@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from skyfleet.trainer import fit_memory
 from skyfleet.trainer.available_memory import GIB, AvailableMemory
 from skyfleet.trainer.fit_memory import fit_inference, fit_training
 from skyfleet.trainer.memory_plan import Models, activations_per_token, plan_training
-from skyfleet.trainer.training_run import run_training
+from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
+from skyfleet.trainer.run import TrainerState
+from skyfleet.trainer.training_run import open_training_run, run_training
 
 SHAPES = Path(__file__).parents[1] / "assets" / "model_shapes"
 _opened: list[str] = []
@@ -280,6 +284,53 @@ def test_an_override_of_more_sequences_than_ever_run_is_kept() -> None:
     few += ["trainer.eval_before_train=false", "trainer.eval_interval=-1"]
     fitted = fit_training(load_config_file("smollm2", few), available=memory(8))
     assert fitted.config.generator.max_num_seqs == 256
+
+
+def test_a_resumed_run_keeps_the_settings_that_were_lowered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = load_config_file("smollm2", ["trainer.device=cpu"])
+    first = fit_training(config, available=memory(8)).config
+    stored = json.loads(json.dumps(list_fitted_settings(config, first)))
+    for gib in (7.5, 8, 32):
+        fitted = fit_resumed(config, stored, available=memory(gib))
+        assert fitted.config == first
+        assert fitted.config.override_keys == config.override_keys
+        assert any("max_num_seqs=64 instead of 256" in change for change in fitted.changes)
+        assert len(fitted.changes) == 2
+    assert fit_resumed(config, {}, available=memory(32)).config == config
+    # What is set otherwise than before is not kept.
+    more = load_config_file("smollm2", ["trainer.device=cpu", "generator.max_num_seqs=128"])
+    assert fit_resumed(more, stored, available=memory(32)).config.generator.max_num_seqs == 128
+    assert caplog.text == ""
+
+
+def test_a_resumed_run_says_which_settings_change(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config_file("smollm2", ["trainer.device=cpu"])
+    fitted = fit_resumed(config, {}, available=memory(8))
+    assert fitted == fit_training(config, available=memory(8))
+    assert (
+        "the run used generator.max_num_seqs=256, trainer.gradient_checkpointing=false before "
+        "and uses generator.max_num_seqs=64, trainer.gradient_checkpointing=true now"
+    ) in caplog.text
+
+
+async def test_a_checkpoint_stores_the_settings_that_were_lowered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, "trainer.warm_start.steps=0")
+    for gib in (0.82, 32):
+        monkeypatch.setattr(fit_memory, "read_cpu_memory", partial(memory, gib))
+        async with open_training_run(config) as run:
+            assert run.rollouts.max_concurrent == 1
+            saved = run.save()
+        state = json.loads((saved.folder / "trainer" / "state.json").read_text())
+        assert state["fitted_settings"] == {
+            "generator.max_num_seqs": [16, 1],
+            "trainer.gradient_checkpointing": [False, True],
+            "trainer.max_tokens_per_microbatch": [2048, 1012],
+        }
+    assert "fitted_settings" not in TrainerState().state_dict()
 
 
 def test_a_model_whose_shape_is_unknown_is_not_refused(tmp_path: Path) -> None:

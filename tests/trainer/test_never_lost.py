@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from tests.fakes import failing_loss
 from tests.fakes.crash_runs import SETTINGS, describe_run, install_env, list_differences
 from tests.fakes.small_runs import rows
+from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.loading import load_config
@@ -22,14 +25,19 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, SkyfleetError
 from skyfleet.learner.optimizer import Optimizer
+from skyfleet.tracking.tracker import JsonlTracker
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
+from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.loop import train_steps
+from skyfleet.trainer.resuming import find_resume_checkpoint
 from skyfleet.trainer.training_run import open_training_run, run_training
 
 SHORT = (
     *("trainer.max_training_steps=2", "trainer.ckpt_interval=1", "trainer.hf_save_interval=1"),
     *("trainer.eval_interval=2", "trainer.warm_start.steps=1"),
 )
+ROLLOUT = "skyfleet.trainer.rollouts:collect"
 LOSS = "trainer.algorithm.policy_loss_type=tests.fakes.failing_loss:fail_sometimes"
 
 
@@ -175,6 +183,53 @@ async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path)
         run.save()
 
 
+async def test_the_same_command_resumes_a_killed_run_that_began_from_a_checkpoint(
+    straight: Path, tmp_path: Path
+) -> None:
+    def fork(step: int) -> RunConfig:
+        path = straight / "run" / "checkpoints" / f"global_step_{step}"
+        overrides = ("trainer.resume_mode=from_path", f"trainer.resume_path={path}")
+        return config(tmp_path, "trainer.max_training_steps=3", "data.val_data=[]", *overrides)
+
+    async with open_training_run(fork(1)) as run:
+        await anext(train_steps(run))
+    with pytest.raises(ConfigError, match=r"is step 0 and .*global_step_2 is later; move it away"):
+        await run_training(fork(0))
+    sentences: list[str] = []
+    await run_training(fork(1), on_progress=sentences.append)
+    own = tmp_path / "run" / "checkpoints"
+    assert sentences[0].endswith(f"at step 2 from {own / 'global_step_2'}")
+    assert [row["step"] for row in rows(tmp_path / "run")] == [2, 3]
+    for folder in own.glob("global_step_*"):
+        shutil.rmtree(folder)
+    assert find_resume_checkpoint(fork(1)) is not None, "resume_path, as at the first start"
+
+
+async def test_a_resumed_run_may_use_less_memory(straight: Path, tmp_path: Path) -> None:
+    move_run(straight, tmp_path)
+    changed = (
+        *("trainer.max_tokens_per_microbatch=1100", "trainer.gradient_checkpointing=true"),
+        *("trainer.policy.optimizer_config.offload_after_step=true", "generator.max_num_seqs=4"),
+        *("trainer.loss_chunk_size=64", "generator.max_num_batched_tokens=2048"),
+        *("environment.isolation=thread", "environment.verifier.allow_unconfined=true"),
+    )
+    await run_training(config(tmp_path, "trainer.max_training_steps=3", *changed))
+    assert [row["step"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+
+
+async def test_a_process_that_lost_its_folder_writes_nothing_more(tmp_path: Path) -> None:
+    async with open_training_run(config(tmp_path, "trainer.ckpt_interval=-1")) as run:
+        steps = train_steps(run)
+        await anext(steps)
+        lock = tmp_path / "run" / ".lock"
+        lock.write_text(json.dumps(json.loads(lock.read_text()) | {"token": "another"}))
+        before = {path: path.stat().st_mtime_ns for path in list_paths(tmp_path)}
+        with pytest.raises(CheckpointError, match="was taken over by process"):
+            await anext(steps)
+        assert {path: path.stat().st_mtime_ns for path in list_paths(tmp_path)} == before
+    assert lock.exists(), "it is the lock of the other process now"
+
+
 async def test_a_damaged_checkpoint_is_never_loaded(
     straight: Path,
     expected: dict[str, Any],
@@ -230,6 +285,43 @@ async def test_an_error_in_a_callback_saves_the_step_and_the_run_ends_as_without
         await run_training(config(tmp_path), given=GivenObjects(callbacks=Callbacks(on_step=fail)))
     assert caught.value.__notes__[0] == "raised by on_step on step 1"
     assert "global_step_1 holds everything learnt" in caught.value.__notes__[1]
+    await run_training(config(tmp_path))
+    assert list_differences(expected, describe_run(tmp_path)) == []
+
+
+def fail_once(error: Exception, function: Callable[..., Any], *, call: int) -> Callable[..., Any]:
+    calls = count(1)
+
+    def call_or_fail(*args: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return function(*args)
+
+    return call_or_fail
+
+
+@pytest.mark.parametrize("name", ["export_policy", "sync"])
+async def test_an_error_after_the_row_is_logged_does_not_log_it_again(
+    expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Exports begin at step 1, and each save from step 0 on syncs the rows first."""
+    owner, call = (Exports, 1) if name == "export_policy" else (JsonlTracker, 2)
+    error = PermissionError(13, "Permission denied")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail_once(error, getattr(owner, name), call=call))
+        with pytest.raises(PermissionError) as caught:
+            await run_training(config(tmp_path))
+    (note,) = caught.value.__notes__
+    assert note.startswith("saving or exporting step 1 failed: ")
+    await run_training(config(tmp_path))
+    assert list_differences(expected, describe_run(tmp_path)) == []
+
+
+async def test_an_export_that_was_moved_away_is_written_again(
+    expected: dict[str, Any], tmp_path: Path
+) -> None:
+    await interrupt_training(config(tmp_path), ROLLOUT, call=2, loops=3)
+    shutil.rmtree(tmp_path / "run" / "exports" / "global_step_1")
     await run_training(config(tmp_path))
     assert list_differences(expected, describe_run(tmp_path)) == []
 

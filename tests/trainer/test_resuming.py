@@ -17,11 +17,13 @@ from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.resume import find_checkpoint
+from skyfleet.config.keys import known_keys
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.trainer.resuming import KEYS_MUTABLE_ON_RESUME
+from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.index import list_file_entries
 
@@ -184,6 +186,16 @@ async def test_a_run_can_be_interrupted_repeatedly(straight: Path, tmp_path: Pat
     assert metrics(tmp_path) == metrics(straight)
 
 
+def test_metrics_of_a_logged_row_are_not_pending() -> None:
+    """Checkpoints of earlier versions have them."""
+    kept = {"timing/save_checkpoints": 1.0, "timing/save_hf_model": 2.0}
+    logged = {"timing/generate": 3.0, "reward/avg_raw_reward": 0.5}
+    for logged_step, expected in ((1, logged | kept), (2, kept)):
+        state = TrainerState(step=2, logged_step=logged_step, pending_metrics=logged | kept)
+        assert state.take_pending_metrics() == expected
+        assert state.pending_metrics == {}
+
+
 async def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     await run_training(small_config(tmp_path, "trainer.max_training_steps=1"))
     assert [row["step"] for row in rows(tmp_path)] == [0, 1]
@@ -236,7 +248,10 @@ def test_the_docs_list_the_keys_that_may_change_on_resume() -> None:
     for name in re.findall(r"`([\w.]+)`", sentence):
         given, dot, key = name.partition(".")
         section, key = (
-            (given, key) if dot and given in ("trainer", "generator") else (section, name)
+            (given, key)
+            if dot and given in ("trainer", "generator", "environment")
+            else (section, name)
         )
         named.add(f"{section}.{key}")
     assert named == set(KEYS_MUTABLE_ON_RESUME)
+    assert named <= known_keys().keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -21,6 +22,7 @@ from skyfleet.redaction import (
     OLD_MARK,
     Mask,
     hash_secret,
+    looks_secret,
     redact_value,
     remember_environment,
     remember_secrets,
@@ -72,9 +74,36 @@ def find_variables(values: Iterable[Any]) -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(names) if os.environ.get(name)}
 
 
-def differs_in_secrets_only(one: Any, other: Any) -> bool:
-    """Whether two redacted values are equal apart from a changed or moved secret."""
+def differs_in_secrets_only(key: str, one: Any, other: Any) -> bool:
+    """Whether two redacted values of a key are equal apart from a changed or moved secret."""
+    if key in _list_masked_mappings() and _has_changed_setting(one, other):
+        return False
     return bool(one != other and _blank(one) == _blank(other))
+
+
+def _has_changed_setting(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Whether two masked mappings have other hashes under a name that is not a secret's."""
+    pairs = ((name, one[name], other[name]) for name in one.keys() & other.keys())
+    return any(
+        before != now and bool(MARK.fullmatch(before) and MARK.fullmatch(now))
+        for name, before, now in pairs
+        if not looks_secret(name)
+    )
+
+
+@cache
+def _list_masked_mappings() -> frozenset[str]:
+    """The keys of which every value is masked, such as the environment variables of a server."""
+
+    def search(section: type[BaseModel], prefix: str) -> Iterator[str]:
+        for name, field in section.model_fields.items():
+            kind = field.annotation
+            if kind == dict[str, SecretStr]:
+                yield prefix + name
+            elif isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from search(kind, f"{prefix}{name}.")
+
+    return frozenset(search(RunConfig, ""))
 
 
 def remember_config_secrets(config: RunConfig) -> None:

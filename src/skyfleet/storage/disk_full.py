@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from skyfleet.errors import DiskFullError
+from skyfleet.errors import CheckpointError, DiskFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _RUST_ERROR = "SafetensorError"
@@ -20,29 +20,43 @@ _TORCH_WRITER, _NEARLY_FULL_BYTES = ("inline_container.cc", "iostream error"), 1
 
 @contextmanager
 def explain_disk_full(path: Path) -> Iterator[None]:
-    """Raise DiskFullError with `path` if the block fails because its file system is full."""
+    """Raise DiskFullError if the block fails because a file system is full.
+
+    It names `path`, unless the error is of a file on another file system.
+    """
     try:
         yield
-    except DiskFullError:
+    except (DiskFullError, CheckpointError):  # these name the file already
         raise
     except Exception as error:
-        if (cause := find_disk_full(error, path)) is None:
+        if (found := _find_disk_full(error, path)) is None:
             raise
-        raise DiskFullError(path, f"{cause} ({describe_free_space(path)})") from error
+        cause, full = found
+        raise DiskFullError(full, f"{cause} ({describe_free_space(full)})") from error
 
 
-def find_disk_full(error: BaseException | None, path: Path) -> str | None:
-    """`No space left on device` or `Disk quota exceeded` if that caused the error."""
+def _find_disk_full(error: BaseException | None, path: Path) -> tuple[str, Path] | None:
+    """`No space left on device` or `Disk quota exceeded` if that caused the error, and where."""
     while error is not None:
         for number in _FULL:
             named = type(error).__name__ == _RUST_ERROR and os.strerror(number) in str(error)
             if named or (isinstance(error, OSError) and error.errno == number):
-                return os.strerror(number)
+                return os.strerror(number), _choose_file(error, path)
         is_torch = any(text in str(error) for text in _TORCH_WRITER)
         if is_torch and _measure(path).free < _NEARLY_FULL_BYTES:
-            return os.strerror(errno.ENOSPC)
-        error = error.__cause__ or error.__context__
+            return os.strerror(errno.ENOSPC), path
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
+
+
+def _choose_file(error: BaseException, path: Path) -> Path:
+    """On the file system of `path` that name says more than the error's, which may be a draft's."""
+    name = error.filename if isinstance(error, OSError) else None
+    if not isinstance(name, str | os.PathLike):
+        return path
+    file = Path(name)
+    is_same = _find_existing(file).stat().st_dev == _find_existing(path).stat().st_dev
+    return path if is_same else file
 
 
 def describe_free_space(path: Path) -> str:
@@ -51,6 +65,10 @@ def describe_free_space(path: Path) -> str:
 
 
 def _measure(path: Path) -> shutil._ntuple_diskusage:
+    return shutil.disk_usage(_find_existing(path))
+
+
+def _find_existing(path: Path) -> Path:
+    """The path or the nearest folder above it that exists."""
     absolute = path.absolute()
-    existing = next(folder for folder in (absolute, *absolute.parents) if folder.exists())
-    return shutil.disk_usage(existing)
+    return next(folder for folder in (absolute, *absolute.parents) if folder.exists())

@@ -2,7 +2,8 @@
 
 The kernel releases the lock when its process ends, however it ends; NFS and most cluster file
 systems also show it to other machines. Where they do not, a heartbeat in the lock file does: a
-process that finds the record of another machine waits to see whether it still changes.
+process that finds the record of another one waits to see whether it still changes, unless the other
+ran here and has ended.
 """
 
 from __future__ import annotations
@@ -12,21 +13,17 @@ import errno
 import fcntl
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from threading import Event, Lock, Thread
-from uuid import uuid4
 from weakref import WeakSet
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import make_folder
+from skyfleet.storage.lock_owner import Owner, parse_owner, read_owner
 
 logger = logging.getLogger(__name__)
 
@@ -40,43 +37,17 @@ _RETRIES, _RETRY_SECONDS = 5, 0.1
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
-class Owner(BaseModel):
-    """The content of a lock file: who holds it, or held it until it was killed."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    host: str
-    boot_id: str
-    """Of the kernel: containers of one machine have the same."""
-    pid: int
-    process_start: str
-    """Distinguishes the process from a later one with the same id."""
-    since: str
-    token: str
-    heartbeat: int = 0
-
-    def is_elsewhere(self, other: Owner) -> bool:
-        """On another machine, whose locks this machine may not see."""
-        return self.host != other.host and self.boot_id != other.boot_id
-
-    def describe(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
-
-
 class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / LOCK
-        self._owner = Owner(
-            host=socket.gethostname(),
-            boot_id=_read_boot_id(),
-            pid=os.getpid(),
-            process_start=_read_process_start(os.getpid()),
-            since=datetime.now().astimezone().isoformat(timespec="seconds"),
-            token=uuid4().hex,
-        )
+        self._owner = Owner.describe_this_process()
         self._created: Sequence[Path] = ()
         self._file: int | None = None
         self._released, self._writing = Event(), Lock()
+
+    @property
+    def token(self) -> str:
+        return self._owner.token
 
     async def acquire(self, on_wait: Callable[[str], None]) -> None:
         """Raise ConfigError if another process holds the lock; creates the folder."""
@@ -86,7 +57,7 @@ class FolderLock:
             with explain_disk_full(self._path):
                 make_folder(self._folder)
                 found = await self._open()
-                if found is not None and found.is_elsewhere(self._owner):
+                if found is not None and not _has_ended(found):
                     await self._wait_for_heartbeat(found, on_wait)
                 is_ours = True
                 self._write_owner()
@@ -98,7 +69,8 @@ class FolderLock:
     def release(self) -> None:
         """Remove the lock file, and the folders that `acquire` created if nothing is in them."""
         self._released.set()
-        self._close(remove=True)
+        # Where locks are local to a mount, another process may have taken over the same file.
+        self._close(remove=self._find_other_owner() is None)
 
     def check(self) -> None:
         """Raise if another process took the lock: the file was removed, or the network failed."""
@@ -123,12 +95,12 @@ class FolderLock:
                 if _try_lock(file) and _is_same_file(file, self._path):
                     self._file, file = file, -1
                     _held.add(self)
-                    return _read_owner(self._path)
+                    return read_owner(self._path)
             finally:
                 if file >= 0:
                     os.close(file)
             await asyncio.sleep(_RETRY_SECONDS)
-        raise ConfigError(_describe_in_use(self._folder, _read_owner(self._path)))
+        raise ConfigError(_describe_in_use(self._folder, read_owner(self._path)))
 
     async def _wait_for_heartbeat(self, found: Owner, on_wait: Callable[[str], None]) -> None:
         """The record of a killed process stays as it is; that of a live one changes."""
@@ -139,11 +111,18 @@ class FolderLock:
         for _ in range(_POLLS):
             await asyncio.sleep(WAIT_SECONDS / _POLLS)
             # Opened anew each time: a network file system refreshes a file when it is opened.
-            if (owner := _read_owner(self._path)) is not None and owner != found:
+            if (owner := read_owner(self._path)) is not None and owner != found:
+                raise ConfigError(_describe_in_use(self._folder, owner))
+        assert self._file is not None
+        if not _is_same_file(self._file, self._path):
+            # It ended meanwhile and removed the file, so this process holds the lock of no file.
+            os.close(self._file)
+            self._file = None
+            if (owner := await self._open()) is not None:
                 raise ConfigError(_describe_in_use(self._folder, owner))
 
     def _find_other_owner(self) -> Owner | None:
-        owner = _read_owner(self._path)
+        owner = read_owner(self._path)
         return owner if owner is not None and owner.token != self._owner.token else None
 
     def _write_owner(self) -> None:
@@ -207,7 +186,7 @@ def check_not_in_use(folder: Path) -> None:
     finally:
         os.close(file)
     if not locked:
-        raise ConfigError(_describe_in_use(folder, _read_owner(folder / LOCK)))
+        raise ConfigError(_describe_in_use(folder, read_owner(folder / LOCK)))
 
 
 _held: WeakSet[FolderLock] = WeakSet()
@@ -220,6 +199,12 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _has_ended(owner: Owner) -> bool:
+    if owner.is_visible() and owner.pid == os.getpid():
+        return owner.token not in {lock.token for lock in _held}
+    return owner.has_ended()
 
 
 def _try_lock(file: int, *, shared: bool = False) -> bool:
@@ -237,12 +222,10 @@ def _try_lock(file: int, *, shared: bool = False) -> bool:
 
 
 def _has_no_live_owner(file: int) -> bool:
-    """Without kernel locks: whether the recorded process of this machine has ended."""
+    """Without kernel locks: whether the recorded process has ended, or its heartbeat must decide."""
     _warn_unsupported()
-    owner = _parse_owner(os.pread(file, 4096, 0))
-    if owner is None or owner.boot_id != _read_boot_id():
-        return True
-    return owner.process_start != _read_process_start(owner.pid)
+    owner = parse_owner(os.pread(file, 4096, 0))
+    return owner is None or not owner.is_visible() or _has_ended(owner)
 
 
 @cache
@@ -261,38 +244,8 @@ def _describe_in_use(folder: Path, owner: Owner | None) -> str:
     )
 
 
-def _read_owner(path: Path) -> Owner | None:
-    try:
-        return _parse_owner(path.read_bytes())
-    except OSError:
-        return None
-
-
-def _parse_owner(data: bytes) -> Owner | None:
-    try:
-        return Owner.model_validate_json(data)
-    except ValidationError:
-        return None
-
-
 def _is_same_file(file: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except OSError:
         return False
-
-
-def _read_process_start(pid: int) -> str:
-    """Clock ticks from boot to the start of the process; empty without such a process."""
-    try:
-        # The name before it, in brackets, may contain anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def _read_boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()

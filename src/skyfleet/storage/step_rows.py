@@ -12,10 +12,13 @@ from skyfleet.storage.local import write_atomically
 logger = logging.getLogger(__name__)
 
 
-def truncate_rows(path: Path, last_step: int) -> list[dict[str, object]]:
+def truncate_rows(
+    path: Path, last_step: int, *, one_per_step: bool = False
+) -> list[dict[str, object]]:
     """Remove the rows after `last_step`, and lines that are not rows; returns the rows that stay.
 
-    The file is created if it does not exist.
+    With `one_per_step`, the last of several rows of a step stays: a process that has lost its folder
+    writes before the one that took it over. The file is created if it does not exist.
     """
     kept: list[tuple[bytes, dict[str, object]]] = []
     data = path.read_bytes() if path.exists() else None
@@ -26,10 +29,25 @@ def truncate_rows(path: Path, last_step: int) -> list[dict[str, object]]:
             logger.warning("%s: dropped an incomplete line: %.60r", path, line)
         elif read_step(row) <= last_step:
             kept.append((line, row))
+    if one_per_step:
+        kept = _drop_repeated(path, kept)
     text = b"".join(line + b"\n" for line, _ in kept)
     if text != data:
         write_atomically(path, text)
     return [row for _, row in kept]
+
+
+def _drop_repeated(
+    path: Path, rows: Sequence[tuple[bytes, dict[str, object]]]
+) -> list[tuple[bytes, dict[str, object]]]:
+    last = {read_step(row): index for index, (_, row) in enumerate(rows)}
+    if len(last) < len(rows):
+        logger.warning(
+            "%s: dropped %d rows of steps that another process wrote again",
+            path,
+            len(rows) - len(last),
+        )
+    return [rows[index] for index in sorted(last.values())]
 
 
 def read_last_step(path: Path) -> int | None:

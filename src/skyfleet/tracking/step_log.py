@@ -35,7 +35,10 @@ class StepLog:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Add `timing/{phase}` in seconds, also when the block raises. See `PHASE_NAMES`."""
+        """Add `timing/{phase}` in seconds, also when the block raises. See `PHASE_NAMES`.
+
+        A phase adds up if it runs twice, as an export does that a resumed run writes again.
+        """
         name = PHASE_NAMES.get(phase, phase)
         start = perf_counter()
         if name == "generate":
@@ -46,7 +49,8 @@ class StepLog:
             seconds = perf_counter() - start
             if name in _OUTSIDE_STEP:
                 self._outside_seconds += seconds
-            self.add({f"timing/{name}": seconds})
+            key = f"timing/{name}"
+            self._metrics[key] = self._metrics.get(key, 0.0) + seconds
 
     def commit(self, step: int) -> None:
         """Write one row to every tracker and start the next row empty."""

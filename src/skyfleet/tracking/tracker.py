@@ -135,7 +135,7 @@ def _reopen(path: Path, resume_step: int | None) -> TextIO:
     if resume_step is None:
         write_atomically(path, b"")
         return path.open("a", encoding="utf-8")
-    steps = [read_step(row) for row in truncate_rows(path, resume_step)]
+    steps = [read_step(row) for row in truncate_rows(path, resume_step, one_per_step=True)]
     # A run that resumes another run's checkpoint in a new folder has no rows at all.
     if steps and (missing := find_missing(steps, resume_step)):
         logger.warning(

@@ -54,6 +54,7 @@ from skyfleet.trainer.preflight import (
     check_trainable,
     find_training_warnings,
 )
+from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.sft import collect_demonstrations
@@ -91,12 +92,14 @@ async def assemble(
     """
     given = given or GivenObjects()
     open_env = _check_config(config, given)
-    fitted = fit_training(config, model=given.model)
-    fitted.log_changes()
-    config = fitted.config
     state = TrainerState()
     if checkpoint:
         load_checkpoint(checkpoint, {"trainer": JsonPart(state)})
+        fitted = fit_resumed(config, state.fitted_settings, model=given.model)
+    else:
+        fitted = fit_training(config, model=given.model)
+    fitted.log_changes()
+    fitted_settings, config = list_fitted_settings(config, fitted.config), fitted.config
     tasks = _load_tasks(config, given, on_progress)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
@@ -134,6 +137,7 @@ async def assemble(
             load_checkpoint(checkpoint, parts)
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
+        state.fitted_settings = fitted_settings
         run = _build_run(
             config,
             tasks,

@@ -29,30 +29,31 @@ async def train(run: Run) -> None:
 
 async def train_steps(run: Run) -> AsyncIterator[StepResult]:
     """Train step by step. Whatever ends the run early, what was learnt is saved first."""
-    run.log.add(run.state.pending_metrics)
-    run.state.pending_metrics = {}
+    run.log.add(run.state.take_pending_metrics())
     run.mark_resume_point()
     try:
         await warm_start(run)
         await finish_step(run)
     except BaseException as error:
-        save_progress(run, error)
+        save_progress(run, error, run.state.step)
         raise
     while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
+        step = run.state.step + 1
         try:
             run.mark_resume_point()
-            groups = await train_step(run, run.state.step + 1)
+            groups = await train_step(run, step)
             result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
             run.callbacks.step(result)
             result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
         except BaseException as error:
-            save_progress(run, error)
+            save_progress(run, error, step)
             raise
         yield result
 
 
 async def train_step(run: Run, step: int) -> list[Group]:
     path = train_path(run.folder / "trajectories", step)
+    run.check_locks()
     with run.log.timed("rollout"), EpisodeWriter(path) as archive:
 
         def store(trajectory: Trajectory) -> None:
@@ -113,14 +114,18 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
         export_policy(run, step, again=False)
         return {}
     if run.schedule.evaluates_at(step) or (stopping and run.schedule.eval_interval > 0):
+        run.check_locks()
         with run.log.timed("eval"):
             await evaluate_step(run, step)
     run.log.add(
         {"trainer/global_step": float(step), "trainer/epoch": float(run.rollouts.sampler.epoch)}
     )
     row = run.log.pending
+    run.check_locks()
     run.log.commit(step)
     run.state.logged_step = step
+    # The row has these metrics now: an error while saving must not put them into the next one.
+    run.mark_resume_point()
     renews_reference = run.schedule.renews_reference_at(step)
     if renews_reference:
         run.state.reference_step = step

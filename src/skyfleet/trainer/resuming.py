@@ -6,8 +6,13 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from skyfleet.checkpoints.checkpoint import Checkpoint
-from skyfleet.checkpoints.resume import find_checkpoint, find_verified_checkpoint
+from skyfleet.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from skyfleet.checkpoints.resume import (
+    ResumeMode,
+    find_checkpoint,
+    find_verified_checkpoint,
+    verify_checkpoint,
+)
 from skyfleet.checkpoints.saving import sweep_checkpoints
 from skyfleet.config.keys import diff
 from skyfleet.config.loading import load_recorded_config
@@ -23,7 +28,8 @@ from skyfleet.trajectories.archive import remove_episodes_after
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
-# Keys that may change when a run is resumed: duration, intervals, outputs, servers.
+# Keys that may change when a run is resumed: duration, intervals, outputs, servers; memory, where it
+# changes results by rounding at most; and where an environment runs.
 KEYS_MUTABLE_ON_RESUME = (
     "trainer.epochs",
     "trainer.max_training_steps",
@@ -44,6 +50,22 @@ KEYS_MUTABLE_ON_RESUME = (
     "generator.probe_timeout_seconds",
     "trainer.sentinels.mode",
     "trainer.sentinels.modes",
+    "trainer.gradient_checkpointing",
+    "trainer.loss_chunk_size",
+    "trainer.max_tokens_per_microbatch",
+    "trainer.micro_train_batch_size_per_gpu",
+    "trainer.policy.optimizer_config.offload_after_step",
+    "trainer.critic.optimizer_config.offload_after_step",
+    "trainer.ref.fsdp_config.cpu_offload",
+    "generator.max_num_seqs",
+    "generator.max_num_batched_tokens",
+    "generator.gpu_memory_utilization",
+    "generator.enforce_eager",
+    "environment.isolation",
+    "environment.worker_memory_gb",
+    "environment.close_timeout_seconds",
+    "environment.verifier.allow_unconfined",
+    "environment.skyrl_gym.max_env_workers",
 )
 
 
@@ -89,15 +111,9 @@ def find_resume_checkpoint(config: RunConfig) -> Checkpoint | None:
     Raises ConfigError if the run directory belongs to another run.
     """
     reject_other_run(config)
-    trainer = config.trainer
-    found = find_verified_checkpoint(
-        Path(trainer.ckpt_path),
-        trainer.resume_mode,
-        trainer.resume_path,
-        strict=trainer.resume_strict,
-    )
-    if found and trainer.resume_mode == "from_path":
-        _reject_later_checkpoints(config, found)
+    if config.trainer.resume_mode == "from_path":
+        return _find_checkpoint_from_path(config)
+    found = _find_own_checkpoint(config)
     if found is None:
         _reject_rows_without_checkpoint(config)
     return found
@@ -122,14 +138,41 @@ def discard_replayed_steps(folder: Path, last_step: int) -> None:
     remove_reports_after(folder, last_step)
 
 
-def _reject_later_checkpoints(config: RunConfig, checkpoint: Checkpoint) -> None:
-    """A later checkpoint would be what the next `resume_mode=latest` finds."""
-    newest = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
-    if newest is not None and newest.step > checkpoint.step:
-        raise ConfigError(
-            f"trainer.resume_path={config.trainer.resume_path!r} is step {checkpoint.step} and "
-            f"{newest.folder} is later; move it away, or give trainer.run_name another name"
-        )
+def _find_own_checkpoint(config: RunConfig) -> Checkpoint | None:
+    trainer = config.trainer
+    mode: ResumeMode = "none" if trainer.resume_mode == "none" else "latest"
+    return find_verified_checkpoint(Path(trainer.ckpt_path), mode, strict=trainer.resume_strict)
+
+
+def _find_checkpoint_from_path(config: RunConfig) -> Checkpoint:
+    """`trainer.resume_path`, or what this command has saved since it first resumed from there.
+
+    Later checkpoints of another command raise ConfigError: the next `resume_mode=latest` would resume
+    from them.
+    """
+    trainer = config.trainer
+    assert trainer.resume_path is not None, "the configuration was validated"
+    given = read_checkpoint(Path(trainer.resume_path))
+    newest = find_checkpoint(Path(trainer.ckpt_path), "latest")
+    if newest is not None and newest.step > given.step:
+        if not _repeats_resume_path(config):
+            raise ConfigError(
+                f"trainer.resume_path={trainer.resume_path!r} is step {given.step} and "
+                f"{newest.folder} is later; move it away, or give trainer.run_name another name"
+            )
+        own = _find_own_checkpoint(config)
+        if own is not None and own.step > given.step:
+            return own
+    return verify_checkpoint(given)
+
+
+def _repeats_resume_path(config: RunConfig) -> bool:
+    """Whether the run folder was last started from the same checkpoint."""
+    path = Path(config.trainer.run_path) / CONFIG
+    if not path.exists():
+        return False
+    changed = diff(load_recorded_config(path), config)
+    return not changed.keys() & {"trainer.resume_mode", "trainer.resume_path"}
 
 
 def reject_other_run(config: RunConfig) -> None:
@@ -153,7 +196,7 @@ def reject_other_run(config: RunConfig) -> None:
     changed = {
         key: values
         for key, values in diff(load_recorded_config(path), config).items()
-        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(*values)
+        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(key, *values)
     }
     if changed:
         key, (before, now) = next(iter(changed.items()))

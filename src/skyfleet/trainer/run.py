@@ -26,6 +26,8 @@ from skyfleet.trainer.tasks import Schedule
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
+_SAVE_TIMINGS = frozenset({"timing/save_checkpoints", "timing/save_hf_model"})
+
 
 @dataclass(slots=True)
 class TrainerState:
@@ -44,8 +46,23 @@ class TrainerState:
     pending_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of an interrupted step that were not logged yet."""
 
+    fitted_settings: dict[str, Sequence[Any]] = field(default_factory=dict)
+    """What was lowered to fit into memory: see `refit_memory`."""
+
+    def take_pending_metrics(self) -> dict[str, float]:
+        """The metrics that the next row starts with."""
+        pending, self.pending_metrics = self.pending_metrics, {}
+        if self.logged_step < self.step:
+            return pending
+        # Of the next step nothing is kept but what saving the last one took. Checkpoints of earlier
+        # versions may have the metrics of a row that was logged already.
+        return {name: value for name, value in pending.items() if name in _SAVE_TIMINGS}
+
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        state = asdict(self)
+        if not self.fitted_settings:
+            del state["fitted_settings"]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
@@ -128,9 +145,13 @@ class Run:
         self.rollouts.sampler.load_state_dict(self.resume_point.data)
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
-    def save(self) -> Checkpoint:
+    def check_locks(self) -> None:
+        """Before the run writes: raise if another process has taken over one of its folders."""
         for lock in self.locks:
             lock.check()
+
+    def save(self) -> Checkpoint:
+        self.check_locks()
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()

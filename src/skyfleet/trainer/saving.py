@@ -15,14 +15,14 @@ from skyfleet.errors import (
 from skyfleet.trainer.run import Run
 
 
-def save_progress(run: Run, error: BaseException) -> None:
-    """Save a checkpoint at the last resume point; the step that `error` ended is repeated on resume.
+def save_progress(run: Run, error: BaseException, step: int) -> None:
+    """Save a checkpoint at the last resume point; `error` ended `step`, which is repeated on resume.
 
     An error, such as one in a user's loss or callback, gets a note that names the checkpoint.
     """
     if isinstance(error, KeyboardInterrupt | CheckpointError):
         return  # a second Ctrl-C stops at once; a checkpoint that could not be saved is the error
-    failed = _describe_position(run)
+    failed = _describe_position(run, step)
     run.rewind()
     if isinstance(error, asyncio.CancelledError | NoLearningSignalError):
         run.save()
@@ -47,13 +47,15 @@ def _find_disk_full(error: BaseException) -> DiskFullError | None:
     return error if isinstance(error, DiskFullError) else None
 
 
-def _describe_position(run: Run) -> str:
+def _describe_position(run: Run, step: int) -> str:
     state = run.state
     if state.warm_start_step < run.schedule.warm_start_steps:
         return f"warm-start step {state.warm_start_step + 1}"
-    if state.logged_step < state.step:
-        return f"the evaluation, logging or saving of step {state.step}"
-    return f"training step {state.step + 1}"
+    if state.step < step:
+        return f"training step {step}"
+    if state.logged_step < step:
+        return f"the evaluation or logging of step {step}"
+    return f"saving or exporting step {step}"
 
 
 def _save_after_error(run: Run, error: BaseException) -> str:
