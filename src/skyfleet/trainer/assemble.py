@@ -347,5 +347,7 @@ def _build_trackers(
         project_name=trainer.project_name,
         config=flatten(config),
         resume_step=resume_step,
+        # Another run's checkpoint, resumed in a new folder, has its rows in its own.
+        has_rows=any(Path(trainer.ckpt_path).glob("global_step_*")),
         total_steps=total_steps,
     )
