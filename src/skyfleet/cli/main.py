@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -88,12 +89,27 @@ def _find_sentences(error: BaseException) -> list[BaseException]:
     """The errors that a user can correct; empty if the traceback is needed."""
     if isinstance(error, SkyfleetError):
         return [error]
+    if _is_out_of_memory(error):
+        return [
+            MemoryError(
+                f"out of memory ({str(error).strip() or 'MemoryError'}); raise the limit of the "
+                "process, end others, or lower generator.max_num_seqs and "
+                "trainer.max_tokens_per_microbatch"
+            )
+        ]
     if isinstance(error, OSError) and error.filename is not None:
         return [OSError(f"{error.filename}: {error.strerror}")]
     if isinstance(error, ExceptionGroup):
         ours, others = error.split(SkyfleetError)
         return _leaves(ours) if ours is not None and others is None else []
     return []
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Also of the address space: then no thread can be started, or a library fails to map a file."""
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return True
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
 def _fail(errors: Sequence[BaseException]) -> None:
