@@ -38,7 +38,7 @@ from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.guard import Isolation, Mode
 from skyfleet.envs.isolation import isolate
 from skyfleet.envs.python_env import as_env_factory
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, EnvError
 from skyfleet.rollouts.conversation import TokenConversation
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Grade, Task
@@ -566,6 +566,51 @@ async def cleans_up_for_ever(self: Any, *_: Any) -> Any:
         await swallows_all(self)
 
 
+async def cancels_itself_and_goes_on(self: Any, *_: Any) -> Any:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+    await asyncio.sleep(60)
+
+
+async def gathers_and_swallows(self: Any, *_: Any) -> Any:
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(asyncio.sleep(60))
+
+
+async def leaves_a_task_group(self: Any) -> Any:
+    async def read() -> None:
+        await asyncio.sleep(0.01)
+        raise ConnectionError("while the agent generates")
+
+    self.group = asyncio.TaskGroup()
+    await self.group.__aenter__()
+    self.group.create_task(read())
+    return await Base.reset(self)
+
+
+async def leaves_a_time_limit(self: Any) -> Any:
+    self.limit = asyncio.timeout(0.01)
+    await self.limit.__aenter__()
+    return await Base.reset(self)
+
+
+async def cancels_without_end(self: Any) -> Any:
+    current, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert current is not None
+
+    def cancel() -> None:  # as a cancelled scope of anyio does
+        if not current.done():
+            current.cancel()
+            loop.call_soon(cancel)
+
+    loop.call_later(0.01, cancel)
+    return await Base.reset(self)
+
+
 OVER = "not finished after"
 ABANDONED = "ignored its cancellation"
 for name, method, ending, reward, detail in (
@@ -587,8 +632,23 @@ for name, method, ending, reward, detail in (
     ("waits for another loop", waits_for_a_future_of_another_loop, Ending.FAILED, None, "loop"),
     ("awaits a bad object", yields_a_number, Ending.FAILED, None, "bad yield"),
     ("cleans up for ever", cleans_up_for_ever, Ending.FAILED, None, ABANDONED),
+    ("gathers and swallows", gathers_and_swallows, Ending.FAILED, None, ABANDONED),
 ):
     add(f"step {name}", {"step": method}, ending, reward, detail)
+add(
+    "step cancels itself and goes on",
+    {"step": cancels_itself_and_goes_on},
+    Ending.TIMEOUT,
+    0.0,
+    OVER,
+    limits=replace(LIMITS, close_timeout_seconds=30),
+)
+for name, method in (
+    ("leaves a task group that fails", leaves_a_task_group),
+    ("leaves a time limit", leaves_a_time_limit),
+    ("cancels without end", cancels_without_end),
+):
+    add(f"reset {name}", {"reset": method}, detail="cancelled the task")
 for place in ("reset", "grade", "close"):
     is_reset = place == "reset"
     add(
@@ -696,7 +756,32 @@ async def child_blocks(self: Any, action: Message) -> Any:
     return await Base.step(self, action)
 
 
+class EndlessItems(dict[str, float]):
+    def items(self) -> Any:
+        spin()
+
+
+class EndlessText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        spin()
+        raise AssertionError
+
+
+class EndlessEnvError(EnvError):
+    __str__ = EndlessText.__str__
+
+
+add("step blocks a thread: spins", {"step": doing(spin)}, detail=HELD, mode="thread")
+add(
+    "step blocks a thread: sleeps",
+    {"step": doing(lambda: time.sleep(3 * LIMIT_SECONDS))},
+    detail=ABANDONED,
+    mode="thread",
+)
 add("open blocks", open_blocks, detail=HELD)
+add("info blocks", {"step": returning(lambda: Step(info=EndlessItems(a=1.0)))}, detail=HELD)
+add("error blocks", {"step": raising(EndlessText)}, detail="it has no text")
+add("env error blocks", {"step": raising(EndlessEnvError)}, detail="it has no text")
 add("step blocks for a short time", {"step": sleeps_shortly}, Ending.DONE, 1.0)
 add("child blocks", {"step": child_blocks}, may_time_out=True)
 
@@ -757,6 +842,12 @@ async def callback_raises(self: Any, action: Message) -> Any:
     return await Base.step(self, action)
 
 
+async def callback_blocks(self: Any) -> Any:
+    asyncio.get_running_loop().call_later(0.05, time.sleep, 2 * LIMIT_SECONDS)
+    return await Base.reset(self)
+
+
+add("callback blocks", {"reset": callback_blocks}, Ending.DONE, 1.0)
 add("child exits", {"step": starting(child_exits)}, Ending.DONE, 1.0)
 add("child raises KeyboardInterrupt", {"step": starting(child_interrupts)}, Ending.DONE, 1.0)
 add("child fails", {"step": starting(child_fails)}, Ending.DONE, 1.0)
@@ -838,6 +929,7 @@ def acting(act: Callable[[], Any]) -> Method:
 
 add_sync("step spins", {"step": acting(spin)}, Ending.TIMEOUT, None)
 add_sync("step sleeps", {"step": acting(sleep)}, Ending.TIMEOUT, None)
+add_sync("step stops an iteration", {"step": acting(lambda: next(iter(())))}, Ending.FAILED, None)
 add_sync("step exits", {"step": acting(lambda: sys.exit(1))}, Ending.FAILED, None, "SystemExit")
 add_sync("reset spins", {"reset": acting(spin)}, Ending.FAILED, None, OVER)
 add_sync("reset returns none", {"reset": acting(lambda: None)}, Ending.FAILED, None, "None")
@@ -921,16 +1013,16 @@ PROCESS: dict[str, tuple[Callable[[], Any], Ending, float | None, str]] = {
     "exits at once": (exit_at_once, Ending.FAILED, None, "exit code 9"),
     "kills itself": (kill_itself, Ending.FAILED, None, "SIGKILL"),
     "reads address 0": (read_address_zero, Ending.FAILED, None, "SIGSEGV"),
-    "takes all memory": (take_memory, Ending.FAILED, None, "MemoryError"),
-    "holds the interpreter": (hold_interpreter, Ending.TIMEOUT, None, ""),
+    "takes all memory": (take_memory, Ending.FAILED, None, "MemoryError: .*worker_memory_gb=1.5"),
+    "holds the interpreter": (hold_interpreter, Ending.FAILED, None, ""),
     "interrupts itself": (interrupt_itself, Ending.FAILED, None, "cancelled"),
     "closes descriptors": (close_descriptors, Ending.FAILED, None, "ended"),
     "forks and exits": (fork, Ending.FAILED, None, "exit code 1"),
     "stops the loop": (stop_loop, Ending.FAILED, None, "cancelled|ended"),
     "cancels all tasks": (cancel_all, Ending.FAILED, None, ""),
     "raises SystemExit": (lambda: sys.exit(1), Ending.FAILED, None, "SystemExit"),
-    "spins": (spin, Ending.TIMEOUT, None, ""),
-    "sleeps": (lambda: time.sleep(60), Ending.TIMEOUT, None, ""),
+    "spins": (spin, Ending.FAILED, None, f"{HELD}|{ABANDONED}"),
+    "sleeps": (lambda: time.sleep(60), Ending.FAILED, None, f"{HELD}|{ABANDONED}"),
     "reads its input": (print_much, Ending.DONE, 1.0, ""),
 }
 

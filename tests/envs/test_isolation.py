@@ -89,8 +89,9 @@ async def test_an_episode_is_the_same_wherever_its_environment_runs() -> None:
 
 
 async def test_later_episodes_of_an_environment_that_blocks_start_in_a_thread(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("skyfleet.envs.stalls._warned", set())
     factory = as_env_factory(Blocking)
     places = [place(await played(factory, "auto")) for _ in range(3)]
     assert places == ["loop", "loop", "thread"]
@@ -184,12 +185,16 @@ async def test_an_environment_with_too_many_abandoned_calls_is_not_opened_again(
 ) -> None:
     calls = AbandonedCalls()
     monkeypatch.setattr("skyfleet.envs.env.abandoned_calls", calls)
+    factory = as_env_factory(CounterEnv)
+    key = ("counter", id(factory))
     for _ in range(MAX_ABANDONED):
-        calls.add("counter", lambda: True)
-    calls.add("counter", lambda: False)
-    failure = (await played(as_env_factory(CounterEnv), "auto")).failure
+        calls.add(key, lambda: True)
+    calls.add(key, lambda: False)
+    failure = (await played(factory, "auto")).failure
     assert failure is not None
     assert "32 of its calls were abandoned and still run" in failure.detail
+    other = await played(as_env_factory(CounterEnv), "auto")
+    assert other.reward == 1.0, "another environment of the same name is opened"
 
 
 def test_the_users_ctrl_c_is_not_mistaken_for_the_environments_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -17,6 +16,7 @@ from skyfleet.envs.values import format_value
 from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.episode_clock import EpisodeClock
 from skyfleet.trajectories.trajectory import Ending
 
 logger = logging.getLogger(__name__)
@@ -105,13 +105,15 @@ async def open_env_until(
     close_timeout_seconds: float = 30,
 ) -> Env:
     """Open the environment of `task` and close it when `closing` is closed."""
-    if (n := abandoned_calls.count(task.env_key)) >= MAX_ABANDONED:
+    if guard is None:
+        guard = EnvGuard(task.env_key, task.key)
+        guard.calls_key = (task.env_key, id(open_env))
+    if (n := abandoned_calls.count(guard.calls_key)) >= MAX_ABANDONED:
         raise EnvError(
             f"opening {task.env_key}: {n} of its calls were abandoned and still run, so it is not "
             "opened again; let its methods end when they are cancelled, or set "
             "environment.isolation=process"
         )
-    guard = guard or EnvGuard(task.env_key, task.key)
     env: Env = await guard.call(EnvError, f"opening {task.env_key}", open_env, task)
     closing.push_async_callback(_close_logged, env, task, guard, close_timeout_seconds)
     if not (hasattr(type(env), "reset") or hasattr(env, "reset")):
@@ -160,7 +162,7 @@ async def close_env(env: Env) -> None:
 async def _close_logged(env: Env, task: Task, guard: EnvGuard, timeout_seconds: float) -> None:
     """Log a close that fails or hangs: the episode is over either way."""
     try:
-        async with asyncio.timeout(timeout_seconds):
+        async with EpisodeClock(timeout_seconds):
             await guard.call(EnvError, "close", close_env, env)
     except TimeoutError:
         logger.warning(

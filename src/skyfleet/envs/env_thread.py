@@ -12,9 +12,16 @@ from typing import Any
 
 from skyfleet.envs.guard import current_guard
 from skyfleet.envs.guarded_call import abandoned_calls
-from skyfleet.envs.stalls import EnvInterrupt, enter_thread, interrupt_thread, leave_thread
-from skyfleet.envs.values import format_value
+from skyfleet.envs.stalls import EnvInterrupt, interrupt_thread
+from skyfleet.envs.values import describe_error, format_value
+from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError
+
+
+def mark_retrieved(future: asyncio.Future[Any]) -> None:
+    """An error that came after its call was abandoned is not logged."""
+    if not future.cancelled():
+        future.exception()
 
 
 class EnvThread:
@@ -41,11 +48,17 @@ class EnvThread:
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         guard = current_guard.get()
         async with self._slots:
-            enter_thread(guard)
+            enter_thread(guard, self._thread)
             try:
                 return await asyncio.wrap_future(self._put(partial(function, *args)))
             finally:
                 leave_thread(guard)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Make a call without a slot, which goes on when its caller is cancelled."""
+        future = asyncio.wrap_future(self._put(partial(function, *args)))
+        future.add_done_callback(mark_retrieved)
+        return future
 
     def interrupt(self) -> None:
         """Interrupt a call that was abandoned and still runs; one that waits in C goes on."""
@@ -63,7 +76,7 @@ class EnvThread:
         if self._running is not None:
             self.interrupt()
             if (guard := current_guard.get()) is not None:
-                abandoned_calls.add(guard.env_key, self._thread.is_alive)
+                abandoned_calls.add(guard.calls_key, self._thread.is_alive)
 
     def _put(self, call: Callable[[], Any]) -> Future[Any]:
         self._latest = Future()
@@ -86,6 +99,10 @@ class EnvThread:
         self._running = future
         try:
             result = call()
+        except StopIteration as error:
+            # A future cannot hold it: whoever waits would wait for ever.
+            self._running = None
+            future.set_exception(RuntimeError(f"it raised {describe_error(error)}"))
         except Exception as error:
             self._running = None
             future.set_exception(error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
@@ -24,14 +24,12 @@ from skyfleet.envs.stalls import (
     LoopMonitor,
     find_monitor,
     give_back,
-    unwatch,
-    watch,
+    log_stall,
 )
 from skyfleet.envs.values import describe_error, format_value
+from skyfleet.envs.watchdog import unwatch, watch
 from skyfleet.errors import EnvError, EpisodeError
 from skyfleet.trajectories.episode_clock import EpisodeClock, current_clock
-
-logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "none", "thread", "process"]
 
@@ -47,9 +45,6 @@ class Isolation:
     """A worker cuts longer observations before it sends them; 0 cuts nothing."""
 
 
-_warned: set[tuple[str, str]] = set()
-
-
 class EnvGuard:
     """Calls the environment of one episode."""
 
@@ -57,15 +52,19 @@ class EnvGuard:
         "__weakref__",
         "_is_entered",
         "_monitor",
+        "_n_requests",
         "abandoned",
+        "calls_key",
         "cancel_grace_seconds",
         "clock",
+        "count_requests",
         "during",
         "env_key",
         "is_closing",
         "is_isolated",
         "isolation",
         "limit_seconds",
+        "must_end",
         "on_stall",
         "own_cancels",
         "task",
@@ -85,6 +84,8 @@ class EnvGuard:
         """A call that was cancelled gets `cancel_grace_seconds` to end."""
         self.env_key, self.task_key = env_key, task_key
         self.limit_seconds, self.cancel_grace_seconds = limit_seconds, cancel_grace_seconds
+        self.calls_key: tuple[str, int] = (env_key, 0)
+        """Under which abandoned calls count: the environment and what opens it."""
         self.isolation = isolation
         """How the environment's factory may isolate it; None: not at all."""
         self.is_isolated = is_isolated
@@ -92,10 +93,17 @@ class EnvGuard:
         self.during = "opening"
         self.clock: EpisodeClock | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.count_requests: Callable[[], int] | None = None
+        """How often the run has cancelled `task`; None if only the environment's own cancellations
+        are known."""
+        self._n_requests = 0
+        """Cancellations by the run and by a clock, when the call began."""
         self.own_cancels = 0
-        """How often the environment cancelled the task of its own episode."""
+        """How often the environment was seen to cancel the task of its own episode."""
+        self.must_end = False
+        """The call that runs is interrupted if it holds its thread."""
         self.abandoned = self.is_closing = False
-        self.on_stall: Callable[[float, bool], None] | None = None
+        self.on_stall: Callable[[bool], None] | None = None
         """Set by the factory that opened the environment; called if it blocks."""
         self._monitor: LoopMonitor | None = None
         self._is_entered = False
@@ -104,6 +112,7 @@ class EnvGuard:
         self._monitor = monitor = find_monitor()
         self.task, self._is_entered = asyncio.current_task(), True
         install_task_factory(monitor.loop)
+        monitor.is_isolated = self.is_isolated
         watch(monitor)
         return self
 
@@ -122,9 +131,15 @@ class EnvGuard:
         """Whether its environment runs now, seen from another thread."""
         return self._monitor is not None and self._monitor.running is self
 
+    @property
+    def held_since(self) -> float | None:
+        """Since when its environment runs without a pause, seen from another thread."""
+        monitor = self._monitor
+        return monitor.since if monitor is not None and monitor.running is self else None
+
     def has_expired(self, held_seconds: float) -> bool:
         """Whether a call that has held a thread for so long is beyond the episode's limit."""
-        if self.clock is not None and self.clock.has_expired:
+        if self.must_end or (self.clock is not None and self.clock.has_expired):
             return True
         return 0 < self.limit_seconds < held_seconds
 
@@ -141,13 +156,18 @@ class EnvGuard:
         Whatever it raises becomes an EpisodeError, by default `kind`. Only the cancellation of the
         episode and the user's Ctrl-C pass through.
         """
-        self.during, self.clock, self.own_cancels = during, current_clock.get(), 0
         if not self._is_entered:  # its calls may come from several tasks
-            self.task, self._monitor = asyncio.current_task(), find_monitor()
+            self.task, self._monitor, self.own_cancels = asyncio.current_task(), find_monitor(), 0
         task, monitor = self.task, self._monitor
         assert task is not None
         assert monitor is not None
-        previous, n_cancels = current_guard.set(self), task.cancelling()
+        self._n_requests = n_cancels = 0
+        if task.cancelling():
+            self._n_requests = self._count_requests()
+            await self._settle_before(during)
+            n_cancels = task.cancelling()
+        self.during, self.clock, self.must_end = during, current_clock.get(), False
+        previous = current_guard.set(self)
         inner, is_over, result = None, False, None
         try:
             # Most calls end without waiting; for them this is all there is.
@@ -161,31 +181,87 @@ class EnvGuard:
                 is_over, result = inner is not None, stop.value
             finally:
                 if (held := monitor.stop() - since) > STALL_SECONDS:
-                    self.give_back(held)
+                    self.give_back(held, monitor)
                 self.own_cancels += max(0, task.cancelling() - n_cancels)
             if not is_over:
                 result = await GuardedCall(self, monitor, task, n_cancels, inner).drive(result)
-            elif self.own_cancels:
+            elif task.cancelling() > n_cancels:
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
-            return result if convert is None else convert(result)
-        except EpisodeError:
-            raise
+            return result if convert is None else self._measure(monitor, convert, result)
         except BaseException as error:
             if isinstance(error, CancelledError) and task.cancelling() > n_cancels:
                 await GuardedCall(self, monitor, task, n_cancels, inner).settle()
+            if self._passes(error, task, n_cancels):
                 raise
-            if self.is_closing or is_ctrl_c(error):
-                raise
-            raise self._wrap(error, kind) from error
+            raise self._describe(monitor, error, kind) from error
         finally:
             current_guard.reset(previous)
 
+    def _passes(self, error: BaseException, task: asyncio.Task[Any], n_cancels: int) -> bool:
+        """Whether an exception leaves the call as it is."""
+        if isinstance(error, CancelledError) and self.is_cancelled(task, n_cancels):
+            return True
+        return _is_plain(error) or self.is_closing or is_ctrl_c(error)
+
+    async def settle(self) -> None:
+        """After a cancellation that arrived between two calls: EnvError if it is the environment's.
+
+        A task group or a time limit that it entered and has not left cancels the episode's task at
+        any time. The run's cancellation, or a clock's, goes on as it is.
+        """
+        if self.task is not None and self._monitor is not None:
+            await GuardedCall(self, self._monitor, self.task, 0, None).settle()
+
+    async def _settle_before(self, during: str) -> None:
+        if self.count_requests is not None:
+            with suppress(EnvError) if during == "close" else nullcontext():
+                await self.settle()
+
+    def _count_requests(self) -> int:
+        clock = current_clock.get()
+        by_clock = 0 if clock is None else clock.count_cancels(self.task)
+        return by_clock + (0 if self.count_requests is None else self.count_requests())
+
+    def is_cancelled(self, task: asyncio.Task[Any], n_cancels: int) -> bool:
+        """Whether the run or a clock has cancelled the task since the call began."""
+        if self.count_requests is None:
+            return task.cancelling() > n_cancels
+        return self._count_requests() > self._n_requests
+
+    def count_own_cancels(self, task: asyncio.Task[Any], n_cancels: int) -> int:
+        """How many cancellations of the task are the environment's own, and not undone.
+
+        Cancel scopes of anyio do both.
+        """
+        if self.count_requests is None:
+            return max(0, min(self.own_cancels, task.cancelling() - n_cancels))
+        return max(0, task.cancelling() - self._count_requests())
+
+    def _measure(self, monitor: LoopMonitor, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function that may run the environment's code: methods of what it returned."""
+        since = monitor.start(self)
+        try:
+            return function(*args)
+        finally:
+            if (held := monitor.stop() - since) > STALL_SECONDS:
+                self.give_back(held, monitor)
+
+    def _describe(
+        self, monitor: LoopMonitor, error: BaseException, kind: type[EpisodeError]
+    ) -> EpisodeError:
+        try:
+            described: EpisodeError = self._measure(monitor, self._wrap, error, kind)
+        except BaseException:  # the interrupt of an endless __str__
+            return kind(f"{self.during}: an exception without a text")
+        return described
+
     def _wrap(self, error: BaseException, kind: type[EpisodeError]) -> EpisodeError:
         if isinstance(error, EnvInterrupt):
+            remedy = "" if self.is_isolated else ", or set environment.isolation=thread"
             return EnvError(
                 f"{self.during}: held its thread beyond the limit of {self.limit_seconds:g} s "
-                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes long, "
-                "or set environment.isolation=thread"
+                "(generator.trajectory_timeout_seconds) and was interrupted; await what takes "
+                f"long{remedy}"
             )
         if isinstance(error, CancelledError):
             return kind(f"{self.during}: CancelledError: it cancelled a task that it waits for")
@@ -201,9 +277,8 @@ class EnvGuard:
             "write async def"
         )
 
-    def give_back(self, seconds: float) -> None:
+    def give_back(self, seconds: float, monitor: LoopMonitor) -> None:
         """Its environment held the event loop: the other episodes get that time back."""
-        monitor = self._monitor or find_monitor()
         give_back(seconds, except_for=[current_clock.get()])
         if (stall := monitor.explain_stall(seconds)) is not None:
             self.report_stall(seconds, stall.line, holds_interpreter=stall.holds_interpreter)
@@ -213,23 +288,16 @@ class EnvGuard:
         if self.is_isolated:
             return
         if self.on_stall is not None:
-            self.on_stall(seconds, holds_interpreter)
-        if (self.env_key, self.during) in _warned:
-            return
-        _warned.add((self.env_key, self.during))
-        where = f" at {line}" if line else ""
-        what = "the interpreter lock" if holds_interpreter else "the event loop"
-        logger.warning(
-            "environment %s held %s for %.1f s in %s%s (task %s); the other episodes get the time "
-            "back. Await what takes long, or set environment.isolation to %s",
-            self.env_key,
-            what,
-            seconds,
-            self.during,
-            where,
-            self.task_key,
-            "process" if holds_interpreter else "thread",
-        )
+            self.on_stall(holds_interpreter)
+        log_stall(self, seconds, line, holds_interpreter=holds_interpreter)
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Whether it is an EpisodeError whose text takes none of the environment's code."""
+    if not isinstance(error, EpisodeError):
+        return False
+    has_own_text = type(error).__str__ is not EpisodeError.__str__
+    return not has_own_text and all(type(argument) is str for argument in error.args)
 
 
 async def _await(awaitable: Any) -> Any:
@@ -266,7 +334,7 @@ def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
 async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
     task = asyncio.current_task()
     assert task is not None
-    monitor = guard._monitor or find_monitor()
+    monitor = find_monitor()  # not the guard's: it may belong to another event loop
     call = GuardedCall(guard, monitor, task, task.cancelling(), coro)
     try:
         is_over, result = call.start()

@@ -30,16 +30,19 @@ class AbandonedCalls:
     """The calls of each environment that were given up and still run."""
 
     def __init__(self) -> None:
-        self._is_alive: dict[str, list[Callable[[], bool]]] = {}
+        self._is_alive: dict[tuple[str, int], list[Callable[[], bool]]] = {}
 
-    def add(self, env_key: str, is_alive: Callable[[], bool]) -> None:
-        self._is_alive.setdefault(env_key, []).append(is_alive)
+    def add(self, key: tuple[str, int], is_alive: Callable[[], bool]) -> None:
+        """`key` is an environment's and that of what opens it: another may have the same name."""
+        self._is_alive.setdefault(key, []).append(is_alive)
 
-    def count(self, env_key: str) -> int:
-        if env_key not in self._is_alive:
+    def count(self, key: tuple[str, int]) -> int:
+        if key not in self._is_alive:
             return 0
-        alive = [is_alive for is_alive in self._is_alive[env_key] if is_alive()]
-        self._is_alive[env_key] = alive
+        if alive := [is_alive for is_alive in self._is_alive[key] if is_alive()]:
+            self._is_alive[key] = alive
+        else:
+            del self._is_alive[key]
         return len(alive)
 
 
@@ -49,16 +52,18 @@ abandoned_calls = AbandonedCalls()
 class CallGuard(Holder, Protocol):
     """The guard of the episode that a call belongs to."""
 
-    env_key: str
-    task_key: str
-    during: str
+    calls_key: tuple[str, int]
     task: asyncio.Task[Any] | None
     own_cancels: int
     abandoned: bool
     is_closing: bool
     cancel_grace_seconds: float
 
-    def give_back(self, seconds: float) -> None: ...
+    def give_back(self, seconds: float, monitor: LoopMonitor) -> None: ...
+
+    def count_own_cancels(self, task: asyncio.Task[Any], n_cancels: int) -> int: ...
+
+    def is_cancelled(self, task: asyncio.Task[Any], n_cancels: int) -> bool: ...
 
 
 class GuardedCall:
@@ -117,11 +122,13 @@ class GuardedCall:
                     resume = partial(inner.throw, error)
                 is_over, awaited = self._run(resume)
                 if is_over:
+                    self._end()
                     yield from self.settle()
                     if self.cancelled is not None:
                         raise self.cancelled
                     return awaited
         except CancelledError:
+            self._end()
             yield from self.settle()
             raise
         finally:
@@ -130,7 +137,11 @@ class GuardedCall:
     def _run(self, resume: Callable[[], Any]) -> tuple[bool, Any]:
         """Run the environment until it waits or ends: (ended, result or what it waits for)."""
         monitor, guard = self._monitor, self._guard
-        episode = guard.task or self._task
+        # Its own cancellations of the episode, seen from the tasks that it started as well; a task
+        # of another event loop may change at any time.
+        episode = guard.task
+        if episode is None or episode.get_loop() is not monitor.loop:
+            episode = self._task
         n_cancels = episode.cancelling()
         since = monitor.start(guard)
         try:
@@ -140,7 +151,7 @@ class GuardedCall:
         finally:
             held = monitor.stop() - since
             if held > STALL_SECONDS:
-                guard.give_back(held)
+                guard.give_back(held, monitor)
             if episode.cancelling() > n_cancels:
                 guard.own_cancels += episode.cancelling() - n_cancels
             if self.cancelled is not None:
@@ -166,32 +177,31 @@ class GuardedCall:
         try:
             yield from _stand_in(awaited)
         except CancelledError as error:
-            if not awaited.cancel():
+            if self._gives_up or not awaited.cancel():
                 raise
             self._expect_end(error)
             yield from _stand_in(awaited)
 
-    @property
-    def _is_cancelled_by_itself(self) -> bool:
-        """Whether only the environment has cancelled the task of its episode, and has not undone it.
-
-        Cancel scopes of anyio do both.
-        """
-        more = self._task.cancelling() - self._n_cancels
-        return self._task is self._guard.task and 0 < more <= self._guard.own_cancels
-
     @coroutine
     def settle(self) -> Generator[Any, None, None]:
-        """Undo a cancellation of the environment's own, which would look like that of the run."""
-        if not self._is_cancelled_by_itself:
+        """Undo cancellations of the environment's own, which would look like those of the run.
+
+        They are undone in any case; then a cancellation by the run or the clock goes on as one, and
+        without any the environment has failed.
+        """
+        guard, task = self._guard, self._task
+        if task is not guard.task or not (n := guard.count_own_cancels(task, self._n_cancels)):
             return
-        while self._is_cancelled_by_itself:
-            self._task.uncancel()
+        for _ in range(n):
+            task.uncancel()
         with suppress(CancelledError):
             yield  # a request that is still pending in the task arrives here
-        if self._task.cancelling() > self._n_cancels:
+        if guard.is_cancelled(task, self._n_cancels):
             raise CancelledError
-        raise EnvError(f"{self._guard.during}: it cancelled the task that runs its episode")
+        raise EnvError(
+            f"{guard.during}: it cancelled the task that runs its episode; exit a task group or a "
+            "time limit in the call that entered it"
+        )
 
     def _expect_end(self, error: CancelledError) -> None:
         """Give the call its grace period from the first cancellation on."""
@@ -213,7 +223,7 @@ class GuardedCall:
                 self._run(one.close)
         # One that ignores even GeneratorExit is kept: collecting it would resume it.
         if alive := [one for one in chain if inspect.getcoroutinestate(one) != CORO_CLOSED]:
-            abandoned_calls.add(guard.env_key, lambda: bool(alive))
+            abandoned_calls.add(guard.calls_key, lambda: bool(alive))
         logger.warning(
             "environment %s ignored its cancellation for %g s in %s (task %s); the call was "
             "abandoned, and %d of its calls still run",
@@ -221,7 +231,7 @@ class GuardedCall:
             guard.cancel_grace_seconds,
             guard.during,
             guard.task_key,
-            abandoned_calls.count(guard.env_key),
+            abandoned_calls.count(guard.calls_key),
         )
 
     def _end(self) -> None:

@@ -1,36 +1,39 @@
 """Detect environments that block the event loop, and interrupt those whose time is over.
 
 A blocking call in an async method stops every episode. `EnvGuard` measures how long the environment
-held the loop each time it ran, and gives that time back to the other episodes. A watchdog thread
-samples where a long one is, and interrupts it when the limit of its own episode is over.
+held the loop each time it ran, and gives that time back to the other episodes. The thread of
+`envs/watchdog.py` samples where a long one is, and interrupts it when its episode's limit is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import signal
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock, Thread, _DummyThread, current_thread, get_ident, main_thread
+from threading import Lock, Thread, current_thread, get_ident, main_thread
 from time import perf_counter
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 from weakref import WeakKeyDictionary, ref
 
 from skyfleet.trajectories.episode_clock import EpisodeClock, running_clocks
 
 if sys.platform == "linux":
-    from time import clock_gettime, pthread_getcpuclockid
+    from time import clock_gettime
+
+logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 0.25
 """How long an environment may hold the event loop before it counts as blocking."""
-_WATCH_SECONDS = 0.1
-_IDLE_SECONDS = 1.0
-"""The watchdog thread ends after so long without an episode."""
+WATCH_SECONDS = 0.1
+_THREAD_CLOCK = 6
+"""Linux: the flags of a clock that counts the processor time of one thread."""
 _INTERRUPT_SECONDS = 1.0
 """Between two attempts to interrupt a call."""
 _SIGNAL = signal.SIGVTALRM
@@ -41,6 +44,11 @@ _GUARD_FILES = tuple(
     str(Path(__file__).with_name(f"{name}.py")) for name in ("guard", "guarded_call")
 )
 """Their frames are between an environment and the event loop."""
+_LOOP_FILES = tuple(
+    str(Path(asyncio.__file__).with_name(f"{name}.py"))
+    for name in ("events", "base_events", "runners")
+)
+"""Their frames call the callbacks of an event loop."""
 _LIBRARIES = (str(Path(asyncio.__file__).parents[1]), "<")
 """An environment's own line says more than that of the library it called."""
 
@@ -49,9 +57,17 @@ class EnvInterrupt(BaseException):
     """Raised inside an environment that blocks a thread after the limit of its episode."""
 
 
+def is_interrupted(error: BaseException | None) -> TypeGuard[BaseException]:
+    """Whether a call failed because it held its thread after the limit of its episode."""
+    return error is not None and isinstance(error.__cause__, EnvInterrupt)
+
+
 class Holder(Protocol):
     """The guard of an environment that holds an event loop or a thread."""
 
+    env_key: str
+    task_key: str
+    during: str
     clock: EpisodeClock | None
 
     def has_expired(self, held_seconds: float) -> bool: ...
@@ -69,6 +85,16 @@ class Stall:
     """No other thread could run."""
 
 
+def read_cpu_seconds(thread: Thread) -> float:
+    """The processor time of a thread; 0 where the system does not say, or after its end."""
+    if sys.platform != "linux" or thread.native_id is None:
+        return 0.0
+    # The clock that pthread_getcpuclockid returns, which is undefined for a thread that has ended.
+    with suppress(OSError):
+        return clock_gettime((~thread.native_id << 3) | _THREAD_CLOCK)
+    return 0.0
+
+
 class LoopMonitor:
     """What runs in one event loop: the guard that holds it now, and since when."""
 
@@ -79,7 +105,7 @@ class LoopMonitor:
         self.since = 0.0
         self._lines: list[str] = []
         """Where the running call was each time the watchdog looked."""
-        self._cpu_seconds = self._read_cpu_seconds()
+        self._cpu_seconds = read_cpu_seconds(self._thread)
         """Of the loop's thread, when the watchdog looked last."""
         self.lock = Lock()
         """Held while the watchdog interrupts, so that no interrupt is left for others."""
@@ -90,6 +116,8 @@ class LoopMonitor:
         self._last_interrupt = 0.0
         self.n_episodes = 0
         self.is_watched = False
+        self.is_isolated = False
+        """Whether the loop runs one environment and nothing else."""
         self.idle_since = perf_counter()
 
     @property
@@ -121,16 +149,12 @@ class LoopMonitor:
         lines, self._lines = self._lines, []
         if len(lines) > 1:
             return Stall(line=lines[-1], holds_interpreter=False)
-        computed = self._read_cpu_seconds() - self._cpu_seconds
-        return Stall(line="", holds_interpreter=True) if computed > seconds / 2 else None
+        is_computing = self.read_computed_seconds() > seconds / 2
+        return Stall(line="", holds_interpreter=True) if is_computing else None
 
-    def _read_cpu_seconds(self) -> float:
-        """The processor time of the loop's thread; 0 where the system does not say."""
-        # The system call is undefined for a thread that has ended, which a dummy does not know.
-        is_known = self._thread.is_alive() and not isinstance(self._thread, _DummyThread)
-        if sys.platform != "linux" or not is_known:
-            return 0.0
-        return clock_gettime(pthread_getcpuclockid(self.thread_id))
+    def read_computed_seconds(self) -> float:
+        """How much the loop's thread has computed since the watchdog looked last."""
+        return read_cpu_seconds(self._thread) - self._cpu_seconds
 
     def _clear_interrupts(self) -> None:
         with self.lock:
@@ -144,9 +168,9 @@ class LoopMonitor:
     def watch(self, now: float) -> None:
         """Called by the watchdog thread."""
         guard, since = self.running, self.since
-        if guard is None or now - since < _WATCH_SECONDS:
+        if guard is None or now - since < WATCH_SECONDS:
             self._lines = []
-            self._cpu_seconds = self._read_cpu_seconds()
+            self._cpu_seconds = read_cpu_seconds(self._thread)
             return
         if line := find_line(self.thread_id):
             self._lines.append(line)
@@ -185,63 +209,9 @@ class LoopMonitor:
         return self._trace
 
 
-class _Watchdog:
-    """One thread for all event loops; it ends when no episode runs."""
-
-    def __init__(self) -> None:
-        self._lock, self._wake = Lock(), Event()
-        self._monitors: set[LoopMonitor] = set()
-        self._thread: Thread | None = None
-
-    def add(self, monitor: LoopMonitor) -> None:
-        """Watch the loop while it runs episodes, and a moment longer: short ones follow at once."""
-        monitor.n_episodes += 1
-        if monitor.is_watched:
-            return
-        if monitor.is_main:
-            _install_handler()
-        with self._lock:
-            monitor.is_watched = True
-            self._monitors.add(monitor)
-            if self._thread is None:
-                self._thread = Thread(target=self._watch, name="skyfleet watchdog", daemon=True)
-                self._thread.start()
-
-    def remove(self, monitor: LoopMonitor) -> None:
-        monitor.n_episodes -= 1
-
-    def _watch(self) -> None:
-        last = perf_counter()
-        while True:
-            self._wake.wait(_WATCH_SECONDS)
-            now = perf_counter()
-            late, last = now - last - _WATCH_SECONDS, now
-            with self._lock:
-                for monitor in tuple(self._monitors):
-                    if monitor.n_episodes:
-                        monitor.idle_since = now
-                    elif now - monitor.idle_since > _IDLE_SECONDS:
-                        monitor.is_watched = False
-                        self._monitors.discard(monitor)
-                monitors = tuple(self._monitors)
-                if not monitors:
-                    self._thread = None
-                    return
-            for monitor in monitors:
-                # A loop may be closed and its thread may end while this runs.
-                with suppress(OSError, RuntimeError):
-                    monitor.watch(now)
-                    if late > STALL_SECONDS and monitor.running is None:
-                        monitor.loop.call_soon_threadsafe(_give_back_held_interpreter, late)
-
-
-_watchdog = _Watchdog()
-watch, unwatch = _watchdog.add, _watchdog.remove
-
 _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopMonitor] = WeakKeyDictionary()
 _main_monitor: list[LoopMonitor] = []
-_in_threads: dict[Holder, float] = {}
-"""Environments whose blocking code runs in a thread now, and since when."""
+_warned: set[tuple[str, str]] = set()
 
 
 def find_monitor() -> LoopMonitor:
@@ -263,25 +233,41 @@ def give_back(seconds: float, *, except_for: Iterable[object] = ()) -> None:
             clock.extend(seconds)
 
 
-def enter_thread(guard: Holder | None) -> None:
-    if guard is not None:
-        _in_threads[guard] = perf_counter()
-
-
-def leave_thread(guard: Holder | None) -> None:
-    if guard is not None:
-        _in_threads.pop(guard, None)
-
-
-def _give_back_held_interpreter(seconds: float) -> None:
-    """No thread ran for so long: code in a thread held the interpreter lock all the time."""
-    start = perf_counter() - seconds
-    culprits = [guard for guard, since in _in_threads.items() if since < start + _WATCH_SECONDS]
-    if not culprits:
+def log_stall(guard: Holder, seconds: float, line: str, *, holds_interpreter: bool) -> None:
+    """Name the environment and what it did, once for each of its methods."""
+    if (guard.env_key, guard.during) in _warned:
         return
-    give_back(seconds, except_for=[guard.clock for guard in culprits])
-    if len(culprits) == 1:
-        culprits[0].report_stall(seconds, "", holds_interpreter=True)
+    _warned.add((guard.env_key, guard.during))
+    where = f" at {line}" if line else ""
+    what = "the interpreter lock" if holds_interpreter else "the event loop"
+    logger.warning(
+        "environment %s held %s for %.1f s in %s%s (task %s); the other episodes get the time "
+        "back. Await what takes long, or set environment.isolation to %s",
+        guard.env_key,
+        what,
+        seconds,
+        guard.during,
+        where,
+        guard.task_key,
+        "process" if holds_interpreter else "thread",
+    )
+
+
+def find_callback(thread_id: int) -> str | None:
+    """The line of a callback that the event loop of the thread runs; None if it runs a task of ours.
+
+    Empty if the callback is no Python code.
+    """
+    frame = sys._current_frames().get(thread_id)
+    line = ""
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+        name = frame.f_code.co_filename
+        if name in _LOOP_FILES:
+            return line
+        if not line and not name.startswith(_LIBRARIES):
+            line = f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
 
 
 def find_line(thread_id: int) -> str:
@@ -308,7 +294,7 @@ def _set_exception(thread_id: int, kind: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
 
 
-def _install_handler() -> None:
+def install_handler() -> None:
     if signal.getsignal(_SIGNAL) is not _handle:
         signal.signal(_SIGNAL, _handle)
 

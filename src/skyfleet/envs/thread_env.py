@@ -3,34 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import CancelledError
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
+from skyfleet.envs.env import (
+    Env,
+    EnvFactory,
+    Observation,
+    Step,
+    close_env,
+    episode_ending,
+    episode_info,
+    grade_env,
+)
+from skyfleet.envs.env_task import EnvCall, EnvTask
+from skyfleet.envs.env_thread import mark_retrieved
 from skyfleet.envs.guard import EnvGuard, current_guard, install_task_factory
 from skyfleet.envs.guarded_call import abandoned_calls
-from skyfleet.envs.stalls import enter_thread, interrupt_thread, leave_thread
+from skyfleet.envs.stalls import is_interrupted
+from skyfleet.envs.watchdog import enter_thread, leave_thread
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.trajectories.episode_clock import current_clock
 
-_OTHER_LOOP = ("a different event loop", "a different loop")
-"""In asyncio's errors for an object that belongs to another event loop."""
 _END_SECONDS = 1.0
-"""For the tasks that an environment leaves behind."""
+"""For the last call, and for the tasks that an environment leaves behind."""
+_BLOCKED_SECONDS = 0.5
+"""A cancelled call that holds its thread for so long is abandoned; the watchdog interrupts it first."""
+_VARIABLES = (current_clock, episode_ending, episode_info)
+"""What a call in the thread gets from the context of its caller."""
 
 
 class LoopThread:
     """An event loop in a daemon thread, which goes on whatever its callbacks raise."""
 
-    def __init__(self, guard: EnvGuard, *, on_other_loop: Callable[[], None]) -> None:
-        """`guard` makes the calls; it belongs to this loop alone. `on_other_loop` is called if the
-        environment uses an object that belongs to another event loop."""
-        self._guard, self._ended = guard, False
-        self._on_other_loop = on_other_loop
+    def __init__(self, guard: EnvGuard) -> None:
+        """`guard` makes the calls; it belongs to this loop alone."""
+        self._guard, self._is_stopped = guard, False
+        self.is_abandoned = False
+        """Whether a call holds the thread although it was cancelled."""
         self._loop = asyncio.new_event_loop()
         install_task_factory(self._loop)
+        self._task = EnvTask(self._loop, guard, on_end=self._stop)
         self._thread = Thread(target=self._run, name=f"env {guard.task_key}", daemon=True)
         self._thread.start()
 
@@ -38,37 +56,64 @@ class LoopThread:
         self, kind: type[EpisodeError], during: str, function: Callable[..., Any], *args: Any
     ) -> Any:
         outer = current_guard.get()
-        calling = self._guard.call(kind, during, function, *args)
-        enter_thread(outer)
+        call = self.put(kind, during, function, *args)
+        waiting = asyncio.wrap_future(call.future)
+        waiting.add_done_callback(mark_retrieved)
+        enter_thread(outer, self._thread)
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(calling, self._loop))
-        except EpisodeError as error:
-            if any(sign in str(error) for sign in _OTHER_LOOP):
-                self._on_other_loop()
+            return await asyncio.shield(waiting)
+        except CancelledError:
+            if not waiting.done():
+                await self._cancel(call, waiting, outer)
             raise
         finally:
             leave_thread(outer)
 
-    def interrupt(self) -> None:
-        """Interrupt code that blocks the loop; what waits in C goes on."""
-        if self._is_blocked and self._thread.ident is not None:
-            interrupt_thread(self._thread.ident)
+    def put(
+        self, kind: type[EpisodeError], during: str, function: Callable[..., Any], *args: Any
+    ) -> EnvCall:
+        variables = [(variable, variable.get()) for variable in _VARIABLES]
+        call = EnvCall(kind=kind, during=during, function=function, args=args, variables=variables)
+        self._loop.call_soon_threadsafe(self._task.put, call)
+        return call
+
+    async def _cancel(
+        self, call: EnvCall, waiting: asyncio.Future[Any], outer: EnvGuard | None
+    ) -> None:
+        """Cancel the call and wait for its end, unless it holds the thread and does not end."""
+        guard = self._guard
+        guard.must_end = True
+        self._loop.call_soon_threadsafe(self._task.cancel, call)
+        while not waiting.done():
+            since = guard.held_since
+            await asyncio.wait({waiting}, timeout=_BLOCKED_SECONDS)
+            if since is not None and guard.held_since == since and not waiting.done():
+                self.is_abandoned = True
+                if outer is not None:
+                    outer.abandoned = True
+                return
+        if is_interrupted(error := waiting.exception()):
+            raise error
 
     def end(self) -> None:
         """End the loop, or leave a thread that is blocked to end when it can."""
-        self._ended = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if self._is_blocked:
-            self.interrupt()
-            abandoned_calls.add(self._guard.env_key, self._thread.is_alive)
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._end)
+        if self._guard.holds_loop:
+            abandoned_calls.add(self._guard.calls_key, self._thread.is_alive)
 
-    @property
-    def _is_blocked(self) -> bool:
-        return self._guard.holds_loop
+    def _end(self) -> None:
+        self._task.end()
+        self._loop.call_later(_END_SECONDS, self._stop)
+
+    def _stop(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._loop.stop()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        while not self._ended:
+        while not self._is_stopped:
             try:
                 self._loop.run_forever()
             except BaseException:  # sys.exit in a callback, or an interrupt
@@ -94,6 +139,7 @@ class ThreadEnv:
     def __init__(self, env: Env, thread: LoopThread) -> None:
         self._env, self._thread = env, thread
         self._steps: list[Step] = []
+        self._is_closed = False
 
     async def reset(self) -> Observation:
         observation: Observation = await self._thread.call(EnvError, "reset", self._env.reset)
@@ -111,16 +157,20 @@ class ThreadEnv:
         return grade
 
     async def close(self) -> None:
-        self._thread.interrupt()
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
-            await self._thread.call(EnvError, "close", close_env, self._env)
+            if self._thread.is_abandoned:
+                # It is closed when the call that holds the thread has returned, if it ever does.
+                self._thread.put(EnvError, "close", close_env, self._env)
+            else:
+                await self._thread.call(EnvError, "close", close_env, self._env)
         finally:
             self._thread.end()
 
 
-async def open_in_thread(
-    open_env: EnvFactory, task: Task, guard: EnvGuard, *, on_other_loop: Callable[[], None]
-) -> ThreadEnv:
+async def open_in_thread(open_env: EnvFactory, task: Task, guard: EnvGuard) -> ThreadEnv:
     inner = EnvGuard(
         task.env_key,
         task.key,
@@ -128,7 +178,8 @@ async def open_in_thread(
         cancel_grace_seconds=guard.cancel_grace_seconds,
         is_isolated=True,
     )
-    thread = LoopThread(inner, on_other_loop=on_other_loop)
+    inner.calls_key = guard.calls_key
+    thread = LoopThread(inner)
     try:
         env = await thread.call(EnvError, f"opening {task.env_key}", open_env, task)
     except BaseException:

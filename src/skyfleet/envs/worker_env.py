@@ -1,27 +1,13 @@
-"""WorkerEnv: an environment in a process of its own, which can be killed.
-
-Requests and replies are JSON with a length in front, over pipes. Only what this process sends is
-pickled: the environment's factory and its task. A worker that has closed its episode serves another.
-"""
+"""WorkerEnv: an environment in a worker process; a worker that has closed its episode serves another."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import json
-import os
-import pickle
-import select
-import signal
-import struct
-import subprocess
-import sys
 from base64 import b64encode
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
-from io import BytesIO
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -29,144 +15,18 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.envs.env import Observation, Step, episode_ending
 from skyfleet.envs.env_thread import EnvThread
+from skyfleet.envs.guard import EnvGuard, current_guard
+from skyfleet.envs.stalls import is_interrupted
 from skyfleet.envs.values import format_value
-from skyfleet.errors import EnvError, EpisodeError, VerifierError
+from skyfleet.envs.worker_process import Worker, pack_task
+from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.records import message_from_record, message_to_record
 
-LENGTH = struct.Struct("!I")
-HEARTBEAT_SECONDS = 1.0
-"""A worker sends an empty message this often, whatever its environment does."""
-SILENT_SECONDS = 60.0
-"""A worker that has sent nothing for so long is killed."""
-MAX_REPLY_BYTES = 512 * 2**20
-_MAX_SOURCE_BYTES = 64 * 2**20
+_CANCEL_SECONDS = 2.0
+"""A worker that does not acknowledge a cancellation for so long is killed."""
 _MAX_IDLE = 16
 _IDLE_SECONDS = 30.0
-_MAIN = (
-    "import sys; sys.path[:] = {path!r}; from skyfleet.envs.worker_main import main; main({gb!r})"
-)
-
-
-class NotMovableError(Exception):
-    """The environment cannot be sent to another process."""
-
-
-def pack_source(source: object) -> bytes:
-    """Pickle what a worker makes the environment's factory of: a `module:name` or an object."""
-    if isinstance(source, str):
-        return pickle.dumps(source)
-    try:
-        import cloudpickle
-    except ImportError:
-        raise NotMovableError(
-            "sending an object needs cloudpickle, which comes with the extra isolation; or name "
-            "the environment as environment.env_class=module:name"
-        ) from None
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, value: Any) -> Any:
-            if getattr(value, "is_cuda", False) is True:
-                raise pickle.PicklingError("it holds a tensor on a GPU")
-            return super().reducer_override(value)
-
-    packed = BytesIO()
-    try:
-        Pickler(packed).dump(source)
-    except Exception as error:  # whatever the user's objects raise
-        raise NotMovableError(f"it cannot be pickled: {type(error).__name__}: {error}") from None
-    content = packed.getvalue()
-    if len(content) > _MAX_SOURCE_BYTES:
-        raise NotMovableError(f"it holds {len(content):,} bytes of data")
-    return content
-
-
-class Worker:
-    """A worker process. `exchange` blocks, so it is called in a thread."""
-
-    def __init__(self, memory_gb: float) -> None:
-        self.memory_gb = memory_gb
-        path = [os.path.abspath(entry or ".") for entry in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _MAIN.format(path=path, gb=memory_gb)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            # Its own group: Ctrl-C goes to this process, and killing it kills what it started.
-            start_new_session=True,
-        )
-        self._n_requests = 0
-        self._lock = Lock()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def exchange(self, request: Mapping[str, Any]) -> Any:
-        """Send a request and return its result; EnvError if the worker ends or is silent."""
-        with self._lock:
-            self._n_requests += 1
-            number = self._n_requests
-            sent = json.dumps({"id": number, **request}).encode()
-            assert self._process.stdin is not None
-            try:
-                self._process.stdin.write(LENGTH.pack(len(sent)) + sent)
-                self._process.stdin.flush()
-                while True:
-                    reply = json.loads(self._receive())
-                    if reply["id"] == number:
-                        return _read_result(reply)
-            except (OSError, EOFError, ValueError, KeyError) as error:
-                self.kill()
-                raise EnvError(f"the worker process {self._describe_end(error)}") from None
-
-    def cancel(self) -> None:
-        """Ask the worker to cancel the call that runs."""
-        if self.is_alive:
-            self._process.send_signal(signal.SIGINT)
-
-    def kill(self) -> None:
-        """Kill the process and all that it started, and reap it."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            # What is buffered cannot be written any more.
-            with suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
-
-    def _receive(self) -> bytes:
-        while not (length := LENGTH.unpack(self._read(LENGTH.size))[0]):
-            pass  # a heartbeat
-        if length > MAX_REPLY_BYTES:
-            raise ValueError(f"sent {length:,} bytes, more than {MAX_REPLY_BYTES:,}")
-        return self._read(length)
-
-    def _read(self, n_bytes: int) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        received = bytearray()
-        silent_since = monotonic()
-        while len(received) < n_bytes:
-            if not select.select([descriptor], [], [], HEARTBEAT_SECONDS)[0]:
-                if not self.is_alive:
-                    raise EOFError  # what it started may still hold the pipe open
-                if monotonic() - silent_since > SILENT_SECONDS:
-                    raise ValueError(f"sent no heartbeat for {SILENT_SECONDS:g} s and was killed")
-                continue
-            if not (part := os.read(descriptor, min(n_bytes - len(received), 1 << 20))):
-                raise EOFError
-            received += part
-            silent_since = monotonic()
-        return bytes(received)
-
-    def _describe_end(self, error: Exception) -> str:
-        if isinstance(error, ValueError) and str(error).startswith("sent"):
-            return str(error)
-        code = self._process.returncode
-        if code is not None and code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
 
 
 class _IdleWorkers:
@@ -216,6 +76,8 @@ class WorkerEnv:
     def __init__(self, worker: Worker, thread: EnvThread, packed: bytes) -> None:
         self._worker, self._thread, self._packed = worker, thread, packed
         self._is_closed = False
+        self._waiting: asyncio.Future[Any] | None = None
+        """The reply to the last request."""
 
     async def reset(self) -> Observation:
         return _read_observation(await self._call({"method": "reset"}))
@@ -235,23 +97,44 @@ class WorkerEnv:
     async def close(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed = is_reusable = True
         try:
-            await self._call({"method": "close"})
-            _idle.put(self._packed, self._worker)
+            if self._waiting is not None and not self._waiting.done():
+                self._worker.kill()  # that call was abandoned
+            if self._worker.is_alive:
+                is_reusable = (await self._call({"method": "close"}))["is_reusable"]
+                if is_reusable:
+                    _idle.put(self._packed, self._worker)
         except BaseException:
-            self._worker.kill()
+            is_reusable = False
             raise
         finally:
+            if not (is_reusable and self._worker.is_alive):
+                self._worker.kill()
             self._thread.end()
 
     async def _call(self, request: Mapping[str, Any]) -> Any:
+        self._waiting = waiting = self._thread.submit(self._worker.exchange, request)
         try:
-            return await self._thread.call(self._worker.exchange, request)
+            return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            # Its reply, if one comes, is skipped by the next request.
-            self._worker.cancel()
+            if not waiting.done() and not self._is_closed:  # a worker that does not close is killed
+                await self._cancel(waiting)
             raise
+
+    async def _cancel(self, waiting: asyncio.Future[Any]) -> None:
+        """Cancel the call and wait for its end. A worker that blocks ends itself or is killed."""
+        self._worker.cancel()
+        start = monotonic()
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_CANCEL_SECONDS / 4)
+            if self._worker.last_message_at < start < monotonic() - _CANCEL_SECONDS:
+                self._worker.kill()
+        error = waiting.exception()
+        if is_interrupted(error):
+            raise error
+        if not self._worker.is_alive and (guard := current_guard.get()) is not None:
+            guard.abandoned = True
 
 
 @cache
@@ -261,23 +144,23 @@ def _starter() -> ThreadPoolExecutor:
 
 
 async def open_in_worker(
-    packed: bytes, task: Task, *, memory_gb: float, max_characters: int
+    packed: bytes, task: Task, guard: EnvGuard, *, memory_gb: float, max_characters: int
 ) -> WorkerEnv:
     """Open the environment in an idle worker of the same kind, or in a new one."""
+    packed_task = pack_task(task)
     thread = EnvThread(f"env worker {task.key}", asyncio.Semaphore(1))
     worker: Worker | None = None
     try:
-        worker = _idle.take(packed, memory_gb)
-        if worker is None:
-            loop = asyncio.get_running_loop()
-            worker = await loop.run_in_executor(_starter(), Worker, memory_gb)
+        worker = _idle.take(packed, memory_gb) or await _start_worker(memory_gb)
         env = WorkerEnv(worker, thread, packed)
         await env._call(
             {
                 "method": "open",
                 "source": b64encode(packed).decode(),
-                "task": b64encode(pickle.dumps(task)).decode(),
+                "task": b64encode(packed_task).decode(),
                 "max_characters": max_characters,
+                "limit_seconds": guard.limit_seconds,
+                "cancel_grace_seconds": guard.cancel_grace_seconds,
             }
         )
     except BaseException:
@@ -288,11 +171,20 @@ async def open_in_worker(
     return env
 
 
-def _read_result(reply: Mapping[str, Any]) -> Any:
-    if "error" not in reply:
-        return reply["result"]
-    kind: type[EpisodeError] = VerifierError if reply["error"] == "VerifierError" else EnvError
-    raise kind(str(reply["detail"]))
+async def _start_worker(memory_gb: float) -> Worker:
+    loop = asyncio.get_running_loop()
+    starting = loop.run_in_executor(_starter(), Worker, memory_gb)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_kill_started)
+        raise
+
+
+def _kill_started(starting: asyncio.Future[Worker]) -> None:
+    """Nobody waits for this worker any more."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().kill()
 
 
 def _read_observation(record: Any) -> Observation:

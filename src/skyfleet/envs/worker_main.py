@@ -10,33 +10,44 @@ import pickle
 import resource
 import signal
 from base64 import b64decode
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from threading import Event, Lock, Thread
+from functools import partial
+from threading import Event, Lock, Thread, Timer
 from typing import Any
 
 from skyfleet.config.imports import import_named
 from skyfleet.envs.env import Env, Observation, Step, close_env, episode_ending, grade_env
+from skyfleet.envs.env_task import EnvCall, EnvTask
 from skyfleet.envs.guard import EnvGuard, install_task_factory
 from skyfleet.envs.message_validation import count_characters, cut_messages
 from skyfleet.envs.python_env import as_env_factory
+from skyfleet.envs.stalls import EnvInterrupt
 from skyfleet.envs.validation import (
     validate_grade,
     validate_observation,
     validate_step,
 )
 from skyfleet.envs.values import describe_error
-from skyfleet.envs.worker_env import HEARTBEAT_SECONDS, LENGTH
+from skyfleet.envs.worker_process import HEARTBEAT_SECONDS, LENGTH, NotMovableError
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
 from skyfleet.trajectories.records import message_from_record, message_to_record
 from skyfleet.trajectories.trajectory import Ending
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_BLOCKED_SECONDS = 1.5
+"""A cancelled call that still holds the process after so long ends it; it is interrupted first."""
+_LEFT_SECONDS = 1.0
+"""For the tasks that an environment leaves behind."""
 
 
 def main(memory_gb: float) -> None:
     """Serve requests until the other end closes its pipe."""
     with suppress(OSError, AttributeError):  # not Linux: the closed pipe ends the process too
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # What it starts stays its descendant, so that it can be found and killed.
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if memory_gb > 0:
         limit = int(memory_gb * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -47,7 +58,7 @@ def main(memory_gb: float) -> None:
     writer = _Writer(replies)
     Thread(target=writer.beat, name="heartbeat", daemon=True).start()
     try:
-        asyncio.run(_Server(requests, writer).serve())
+        asyncio.run(_Server(requests, writer, memory_gb).serve())
     except BaseException as error:
         if writer.request_id is not None:
             writer.fail(f"the event loop of the worker ended: {describe_error(error)}")
@@ -68,8 +79,11 @@ class _Writer:
         number, self.request_id = self.request_id, None
         self._write(json.dumps({"id": number, **fields}).encode())
 
-    def fail(self, detail: str, kind: type[EpisodeError] = EnvError) -> None:
-        self.reply(error=kind.__name__, detail=detail)
+    def fail(self, detail: str, kind: str = "EnvError") -> None:
+        self.reply(error=kind, detail=detail)
+
+    def acknowledge(self) -> None:
+        self._write(b"")
 
     def _write(self, content: bytes) -> None:
         data = memoryview(LENGTH.pack(len(content)) + content)
@@ -82,41 +96,90 @@ class _Writer:
 
 
 class _Server:
-    def __init__(self, requests: int, writer: _Writer) -> None:
-        self._requests, self._writer = requests, writer
+    def __init__(self, requests: int, writer: _Writer, memory_gb: float) -> None:
+        self._requests, self._writer, self._memory_gb = requests, writer, memory_gb
         self._guard = EnvGuard("env", "", is_isolated=True)
+        self._task: EnvTask | None = None
         self._env: Env | None = None
         self._steps: list[Step] = []
         self._max_characters = 0
-        self._running: asyncio.Task[Any] | None = None
+        self._running: EnvCall | None = None
+        self._cancelled_id = 0
+        """The last request that the other end has cancelled."""
 
     async def serve(self) -> None:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         install_task_factory(loop)
-        loop.add_signal_handler(signal.SIGINT, self._cancel)
+        loop.add_signal_handler(signal.SIGINT, self._cancel_call)
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        Thread(target=self._read, args=(loop, queue), name="requests", daemon=True).start()
+        Thread(target=self._read, args=(queue,), name="requests", daemon=True).start()
         while (request := await queue.get()) is not None:
             self._writer.request_id = request["id"]
-            self._running = asyncio.create_task(self._answer(request))
             try:
-                self._writer.reply(result=await self._running)
+                if request["id"] == self._cancelled_id:
+                    raise asyncio.CancelledError
+                self._writer.reply(result=await self._answer(request))
             except asyncio.CancelledError:
                 self._writer.fail(f"{self._guard.during}: cancelled")
+            except NotMovableError as error:
+                self._writer.fail(str(error), "NotMovableError")
             except EpisodeError as error:
-                self._writer.fail(str(error), type(error))
-            self._running = None
+                self._writer.fail(*self._describe(error))
 
-    def _read(
-        self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[dict[str, Any] | None]
-    ) -> None:
+    def _describe(self, error: EpisodeError) -> tuple[str, str]:
+        if isinstance(error.__cause__, EnvInterrupt):
+            return str(error), "EnvInterrupt"
+        text = str(error)
+        if isinstance(error.__cause__, MemoryError) and self._memory_gb > 0:
+            text = (
+                f"{text.rstrip(': ')}: it needs more than environment.worker_memory_gb="
+                f"{self._memory_gb:g}; raise it, or set 0 for no limit"
+            )
+        return text, type(error).__name__
+
+    def _read(self, queue: asyncio.Queue[dict[str, Any] | None]) -> None:
         while True:
             try:
                 length = LENGTH.unpack(self._receive(LENGTH.size))[0]
                 request = json.loads(self._receive(length))
             except EOFError:
                 os._exit(0)  # the process that started this one is gone or done with it
-            loop.call_soon_threadsafe(queue.put_nowait, request)
+            if request["method"] == "cancel":
+                self._cancel(request["id"])
+            else:
+                self._loop.call_soon_threadsafe(queue.put_nowait, request)
+
+    def _cancel(self, number: int) -> None:
+        """In the thread that reads: the environment may block the event loop."""
+        self._cancelled_id = number
+        self._writer.acknowledge()
+        if self._writer.request_id != number:
+            return  # it has its reply, or has not begun
+        self._guard.must_end = True
+        self._loop.call_soon_threadsafe(self._cancel_call)
+
+        def end_blocked() -> None:
+            if self._writer.request_id == number and self._guard.holds_loop:
+                os._exit(1)
+
+        timer = Timer(_BLOCKED_SECONDS, end_blocked)
+        timer.daemon = True
+        timer.start()
+
+    def _cancel_call(self) -> None:
+        if self._running is not None and self._task is not None:
+            self._task.cancel(self._running)
+
+    async def _call(
+        self, kind: type[EpisodeError], during: str, function: Callable[..., Any], *args: Any
+    ) -> Any:
+        assert self._task is not None
+        self._running = call = EnvCall(kind=kind, during=during, function=function, args=args)
+        self._task.put(call)
+        try:
+            return await asyncio.wrap_future(call.future)
+        finally:
+            self._running = None
 
     def _receive(self, n_bytes: int) -> bytes:
         received = bytearray()
@@ -127,16 +190,21 @@ class _Server:
             received += part
         return bytes(received)
 
-    def _cancel(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-
     async def _answer(self, request: dict[str, Any]) -> Any:
-        call = self._guard.call
+        call = self._call
         match request["method"]:
             case "open":
+                make = _load(request)
                 self._max_characters, self._steps = request["max_characters"], []
-                self._env = await call(EnvError, "opening", _open, request)
+                self._guard = EnvGuard(
+                    "env",
+                    "",
+                    limit_seconds=request["limit_seconds"],
+                    cancel_grace_seconds=request["cancel_grace_seconds"],
+                    is_isolated=True,
+                )
+                self._task = EnvTask(self._loop, self._guard, on_end=lambda: None)
+                self._env = await call(EnvError, "opening", make)
                 return None
             case "reset":
                 return self._dump(await call(EnvError, "reset", _reset, self._opened))
@@ -155,13 +223,27 @@ class _Server:
                 }
             case "grade":
                 ending = request["ending"]
-                episode_ending.set(None if ending is None else Ending(ending))
-                return await call(VerifierError, "grade", _grade, self._opened, self._steps)
+                ending = None if ending is None else Ending(ending)
+                return await call(VerifierError, "grade", _grade, self._opened, self._steps, ending)
             case "close":
                 env, self._env = self._env, None
                 await call(EnvError, "close", close_env, env)
-                return None
+                return {"is_reusable": await self._end_tasks()}
         raise EnvError(f"unknown method {request['method']!r}")
+
+    async def _end_tasks(self) -> bool:
+        """End what the environment has left in the event loop; False if something remains."""
+        assert self._task is not None
+        self._task.end()
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=0.1)
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=_LEFT_SECONDS)
+        timers: Any = getattr(self._loop, "_scheduled", ())
+        has_timers = any(not timer.cancelled() for timer in timers)
+        return not has_timers and asyncio.all_tasks() == {asyncio.current_task()}
 
     @property
     def _opened(self) -> Env:
@@ -191,12 +273,16 @@ class _Server:
         return [message_to_record(message) for message in messages]
 
 
-async def _open(request: dict[str, Any]) -> Env:
-    source = pickle.loads(b64decode(request["source"]))
-    task = pickle.loads(b64decode(request["task"]))
-    if isinstance(source, str):
-        source = import_named(source, key="environment.env_class")
-    return await as_env_factory(source)(task)
+def _load(request: dict[str, Any]) -> Callable[[], Awaitable[Env]]:
+    """What opens the environment; NotMovableError if it or its task cannot be made here."""
+    try:
+        source = pickle.loads(b64decode(request["source"]))
+        task = pickle.loads(b64decode(request["task"]))
+        if isinstance(source, str):
+            source = import_named(source, key="environment.env_class")
+        return partial(as_env_factory(source), task)
+    except Exception as error:
+        raise NotMovableError(f"a worker cannot make it: {describe_error(error)}") from None
 
 
 async def _reset(env: Env) -> Observation:
@@ -207,7 +293,8 @@ async def _step(env: Env, action: Any) -> Step:
     return validate_step(await env.step(action))
 
 
-async def _grade(env: Env, steps: list[Step]) -> dict[str, Any] | None:
+async def _grade(env: Env, steps: list[Step], ending: Ending | None) -> dict[str, Any] | None:
+    episode_ending.set(ending)
     grade = validate_grade(await grade_env(env, steps))
     if grade is None:
         return None

@@ -67,6 +67,7 @@ class _Episode:
         self.ending = Ending.FAILED
         self.grade: Grade | None = None
         self.failure: Failure | None = None
+        self.has_started = False
 
     def add_grade(self, graded: EpisodeGrade) -> None:
         if graded.info and self.turns:
@@ -104,10 +105,54 @@ async def run_episode(
         cancel_grace_seconds=limits.close_timeout_seconds,
         isolation=limits.isolation,
     )
+    guard.calls_key = (task.env_key, id(open_env))
+    run_task = asyncio.current_task()
+    assert run_task is not None
+    n_cancels = run_task.cancelling()
+    guard.count_requests = lambda: run_task.cancelling() - n_cancels
+    # A task of its own: only the run cancels this one, so what else cancels the episode is known
+    # to be its environment.
+    playing = asyncio.create_task(_play(episode, task, open_env, policy, limits, sample, guard))
+    try:
+        await playing
+        if run_task.cancelling() > n_cancels:
+            raise asyncio.CancelledError
+    except asyncio.CancelledError:
+        if run_task.cancelling() > n_cancels or not episode.has_started:
+            raise
+        # Its environment cancels every wait, also those after a failure.
+        episode.failure = episode.failure or Failure.of(
+            EnvError(f"{guard.during}: it cancelled the task that runs its episode")
+        )
+    finally:
+        # In this task, and last: an engine that hangs does not keep the environment open.
+        await episode.release()
+    return Trajectory(
+        task_key=task.key,
+        env_key=task.env_key,
+        sample=sample,
+        prompt=episode.prompt,
+        turns=tuple(episode.turns),
+        transcripts=episode.conversation.transcripts if episode.conversation else (),
+        ending=episode.ending,
+        grade=episode.grade,
+        failure=episode.failure,
+        seconds=perf_counter() - start,
+    )
+
+
+async def _play(
+    episode: _Episode,
+    task: Task,
+    open_env: EnvFactory,
+    policy: AgentFactory,
+    limits: Limits,
+    sample: int,
+    guard: EnvGuard,
+) -> None:
+    episode.has_started = True
     with guard:
         async with AsyncExitStack() as closing:
-            # Pushed first, so it runs last: an engine that hangs does not keep the environment open.
-            closing.push_async_callback(episode.release)
             try:
                 env = await _run_in_time(
                     episode, closing, task, open_env, policy, limits, sample, guard
@@ -124,18 +169,6 @@ async def run_episode(
                     check_step_rewards(episode.steps, graded.grade, task, open_env)
             except EpisodeError as error:
                 episode.failure = Failure.of(error)
-    return Trajectory(
-        task_key=task.key,
-        env_key=task.env_key,
-        sample=sample,
-        prompt=episode.prompt,
-        turns=tuple(episode.turns),
-        transcripts=episode.conversation.transcripts if episode.conversation else (),
-        ending=episode.ending,
-        grade=episode.grade,
-        failure=episode.failure,
-        seconds=perf_counter() - start,
-    )
 
 
 async def _run_in_time(
@@ -164,9 +197,13 @@ async def _run_in_time(
                 EnvError, "reset", _reset, env, convert=validate_observation
             )
             is_reset = True
-            episode.ending = await _converse(
-                episode, env, task, observation, policy, limits, sample, guard
-            )
+            try:
+                episode.ending = await _converse(
+                    episode, env, task, observation, policy, limits, sample, guard
+                )
+            except asyncio.CancelledError:
+                await guard.settle()
+                raise
     except EpisodeTimeoutError as error:
         if guard.abandoned:
             reason = f"{guard.during}: {error}; it ignored its cancellation"

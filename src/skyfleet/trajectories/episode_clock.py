@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
 from types import TracebackType
+from typing import Any
 
 LATE_SECONDS = 0.1
 """A timer that fires later than this was held up by a blocked event loop."""
@@ -89,6 +90,10 @@ class EpisodeClock:
                 f"not finished after {self.limit_seconds:g} s "
                 "(generator.trajectory_timeout_seconds)"
             ) from None
+
+    def count_cancels(self, task: asyncio.Task[Any] | None) -> int:
+        """How many cancellations of `task` are this clock's."""
+        return int(self._has_cancelled and self._task is task)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
