@@ -15,6 +15,7 @@ from skyfleet.cli.compare import compare_command
 from skyfleet.cli.config import config_app
 from skyfleet.cli.diff import diff_command
 from skyfleet.cli.evaluate import evaluate_command
+from skyfleet.cli.exiting import exit_stuck
 from skyfleet.cli.import_dumps import import_dumps_command
 from skyfleet.cli.log import log_command
 from skyfleet.cli.presets import presets_command
@@ -75,6 +76,14 @@ def main() -> None:
     """Run a command; a user's mistake prints one sentence and exits with code 2."""
     remember_streams()
     install_thread_hook()
+    try:
+        _run()
+    except SystemExit as end:
+        exit_stuck(end.code)
+        raise
+
+
+def _run() -> None:
     try:
         app()
     except (Exception, BaseExceptionGroup) as error:
