@@ -152,6 +152,9 @@ class EngineError(EpisodeError):
 class ContextFullError(EngineError):
     """The prompt is longer than the engine's context; the episode ends and is graded."""
 
+    is_by_server = False
+    """Whether only a server said so: then it ends no episode in which it has not sampled a turn."""
+
 
 class _WrapErrors:
     # A class, because a generator-based context manager takes four times as long per step.

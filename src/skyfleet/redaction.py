@@ -46,9 +46,6 @@ def _word(stops: str) -> str:
 
 _QUOTES = "\"'<>"
 _VALUE = rf"(?P<s>{_M}|{_word(_QUOTES)})(?P<z>)"
-_QUOTED = r"(?<=\")[^\"\n]{1,999}(?=\")|(?<=')[^'\n]{1,999}(?=')"
-"""In quotes, spaces belong to the value."""
-_QUOTED_VALUE = rf"(?P<s>{_M}|{_QUOTED}|{_word(_QUOTES)})(?P<z>)"
 _SCHEME = r"(?i)(?P<a>(?:(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}:|(?<![\w:/]))//[^\s/?#:@]{0,256}:)"
 _OPTION = r"[\s'\"]-{name}(?:['\"],)?\s{{0,4}}['\"]?"
 _COMMAND = r"(?P<a>\b(?:{tools})\b[^\n|;&]{{0,200}}?{option})"
@@ -56,8 +53,8 @@ _ALWAYS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         # scheme://user:password@host, whose password may contain @, or else a slash
-        rf"{_SCHEME}(?P<s>{_M}|[^\s/?#]{{1,256}})(?P<z>@)",
-        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>{_M}|[^\s@<>\"']{{1,256}}+)(?P<z>@)",
+        rf"{_SCHEME}(?P<s>(?:{_M}|[^\s/?#]){{1,256}})(?P<z>@)",
+        rf"{_SCHEME}(?!\d{{0,5}}(?:[/?#\s]|$))(?P<s>(?:[^\s@<>\"']{{1,256}}+|{_M}){{1,4}}+)(?P<z>@)",
         # user:password@host:80 without a scheme
         rf"(?P<a>(?<![\w/@.{{+-])[\w.+-]{{1,64}}:)(?P<s>{_M}|[^\s/@:\"'<>]{{1,256}})"
         r"(?P<z>@[\w.-]{1,256}(?::\d|/))",
@@ -90,20 +87,29 @@ _ALWAYS = tuple(
         r"\bAIza[\w-]{30,256}|\beyJ[\w-]{8,999}+\.[\w-]{8,4096}+\.[\w-]{1,999})(?P<z>)",
     )
 )
-_NAMED = tuple(
-    re.compile(pattern)
-    for pattern in (
-        # ?token=... and ;PWD=...
-        rf"(?P<a>[?&;#](?P<name>[\w.%-]{{1,64}})=)(?P<s>{_M}|{_word('&#' + _QUOTES)})(?P<z>)",
-        # "password": "..."
-        r"(?P<a>(?P<q>[\"'])(?P<name>[\w.-]{1,64})(?P=q)\s{0,8}:\s{0,8}(?P<r>[\"']))"
-        rf"(?P<s>{_M}|[^\n]{{1,999}}?)(?P<z>(?P=r))",
-        # --password ..., '--password', '...' and PASSWORD=...
-        r"(?P<a>(?<![^\s'\"])--?(?P<name>[A-Za-z][\w-]{0,63})"
-        rf"(?:=|\s{{1,8}}(?!--?[A-Za-z])|['\"],\s{{1,8}}(?!['\"]-))[\"']?){_QUOTED_VALUE}",
-        rf"(?P<a>(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{{0,127}})=[\"']?){_QUOTED_VALUE}",
-    )
+# In quotes, spaces belong to a value.
+_IN_QUOTES = r"(?<=\")(?:[^\"\\\n]|\\.){1,999}(?=\")|(?<=')(?:[^'\\\n]|\\.){1,999}(?=')"
+_NAMED_VALUE = re.compile(rf"{_M}|{_IN_QUOTES}|{_word(_QUOTES)}")
+_NAMED = (
+    # ?token=... and ;PWD=...
+    (re.compile(r"[?&;#](?P<name>[\w.%-]{1,64})="), re.compile(rf"{_M}|{_word('&#' + _QUOTES)}")),
+    # "password": "..."
+    (
+        re.compile(r"(?P<q>[\"'])(?P<name>[\w.-]{1,64})(?P=q)\s{0,8}:\s{0,8}[\"']"),
+        re.compile(rf"{_M}|{_IN_QUOTES}"),
+    ),
+    # --password ..., and '--password', '...'
+    (
+        re.compile(
+            r"(?<![^\s'\"])--?(?P<name>[A-Za-z][\w-]{0,63})"
+            r"(?:=|\s{1,8}(?!--?[A-Za-z])|['\"],\s{1,8}(?!['\"]-))[\"']?"
+        ),
+        _NAMED_VALUE,
+    ),
+    # PASSWORD=...
+    (re.compile(r"(?<![\w?&;#.-])(?P<name>[A-Za-z_][\w.-]{0,127})=[\"']?"), _NAMED_VALUE),
 )
+"""What shows a name, and the value after it."""
 _HINTS = re.compile(
     r"://|=|:|(?i:bearer)|--|[\s'\"]-[pua]|sk-|gh[pousr]_|github_pat_|hf_|glpat-|xox|AKIA|AIza|eyJ|"
     r"hooks\.slack|webhook|telegram"
@@ -111,7 +117,6 @@ _HINTS = re.compile(
 _PLAIN_NAMES = frozenset({"key", "keys", "signature", "auth"})
 """In prose `key=value` is an example and not a secret; in a query it is one."""
 _COUNT = re.compile(r"(?i).{1,3}|[\d.,/%+-]*[./%][\d.,/%+-]*|true|false|none|null")
-"""What `pass=` counts or says in prose, such as 0.43 or 12/20."""
 _PEM = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _PEM_CHARACTERS = 9999
 
@@ -122,23 +127,40 @@ def redact_patterns(text: str, mask: Mask = hash_secret) -> str:
         text = _redact_pem(text, mask)
     if not _HINTS.search(text):
         return text
-    for rules, is_named in ((_ALWAYS, False), (_NAMED, True)):
-        for rule in rules:
-            text = rule.sub(partial(_replace, is_named=is_named, mask=mask), text)
+    for rule in _ALWAYS:
+        text = rule.sub(partial(_replace, mask=mask), text)
+    for name_rule, value_rule in _NAMED:
+        text = _redact_named(text, name_rule, value_rule, mask)
     return text
 
 
-def _replace(found: re.Match[str], *, is_named: bool, mask: Mask) -> str:
-    groups = found.groupdict()
-    if is_named:
-        name, in_query = unquote(groups["name"]).rsplit(".", 1)[-1], groups["a"][0] in "?&;#"
-        if not looks_secret(name) or (name in _PLAIN_NAMES and not in_query):
-            return found[0]
-        if name.lower().endswith("pass") and not in_query and _COUNT.fullmatch(groups["s"]):
-            return found[0]
-    if groups["s"].startswith("${"):
-        return found[0]
-    return f"{groups['a']}{mask(groups['s'])}{groups['z']}"
+def _replace(found: re.Match[str], *, mask: Mask) -> str:
+    before, secret, after = found["a"], found["s"], found["z"]
+    return found[0] if secret.startswith("${") else f"{before}{mask(secret)}{after}"
+
+
+def _redact_named(
+    text: str, name_rule: re.Pattern[str], value_rule: re.Pattern[str], mask: Mask
+) -> str:
+    parts: list[str] = []
+    done = 0
+    for found in name_rule.finditer(text):
+        name, in_query = unquote(found["name"]).rsplit(".", 1)[-1], found[0][0] in "?&;#"
+        if found.start() < done or not looks_secret(name):
+            continue
+        value = value_rule.match(text, found.end())
+        if value is None or value[0].startswith("${"):
+            continue
+        if not in_query and (name in _PLAIN_NAMES or _is_count(name, value[0])):
+            continue
+        parts += text[done : found.end()], mask(value[0])
+        done = value.end()
+    return "".join([*parts, text[done:]]) if parts else text
+
+
+def _is_count(name: str, value: str) -> bool:
+    """Whether `pass=` tells how many or whether, such as 0.43 or 12/20."""
+    return name.lower().endswith("pass") and _COUNT.fullmatch(value) is not None
 
 
 def _redact_pem(text: str, mask: Mask) -> str:
@@ -189,7 +211,8 @@ def _redact_command(words: Sequence[Any], mask: Mask, *, is_secret: bool) -> lis
 
 
 _PORT = re.compile(r"[\d.:\[\]/-]*(?:/tcp|/udp)?")
-_LOGIN = re.compile(r"(-u|--user=|--proxy-user=|)([^\s:=-][^\s:]*):(.+)", re.DOTALL)
+_LOGIN_OPTIONS = ("-u", "--user", "--proxy-user")
+_LOGIN = re.compile(r"(-u|--user=|--proxy-user=|)([^:]*):(.+)", re.DOTALL)
 """`-uuser:X`, `--user=user:X`, and `user:X` after one of these options."""
 
 
@@ -204,8 +227,9 @@ def _redact_word(word: str, before: str, mask: Mask, *, tool: str) -> str:
             kept = re.match(r"\s*(?:(?:bearer|basic|token)\s+)?", value, re.IGNORECASE)
             start = kept.end() if kept else 0
             return f"{name}{colon}{value[:start]}{mask(value[start:])}"
-    option = "-u" if word.startswith("-u") else word.partition("=")[0] if "=" in word else before
-    found = _LOGIN.fullmatch(word) if option in ("-u", "--user", "--proxy-user") else None
+    found = _LOGIN.fullmatch(word)
+    if found and not found[1] and (word.startswith("-") or before not in _LOGIN_OPTIONS):
+        found = None
     if found and not _PORT.fullmatch(f"{found[2]}:{found[3]}"):  # docker --user 1000:1000
         return f"{found[1]}{found[2]}:{mask(found[3])}"
     if word.startswith("-p") and len(word) > 2 and word[2] != "=" and not _PORT.fullmatch(word[2:]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 
 _SECRET = re.compile(
     # Also without a separator: PGPASSWORD, dbpassword, SSHPASS, privatekey.
@@ -43,7 +43,7 @@ _NOT_A_PASSWORD = re.compile(
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
-@cache
+@lru_cache(maxsize=4096)  # the names may come from a hostile text
 def looks_secret(name: str) -> bool:
     """Whether a value of this name is a secret: api_key, DB_PASSWORD, X-Auth-Token."""
     words = [word.lower() for word in _WORD.findall(name)]

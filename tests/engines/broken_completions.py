@@ -81,6 +81,12 @@ add(
     clients=("tokens",),
     sentence="aborted the turn",
 )
+add(
+    "aborts inside a message",
+    setting("choices", 0, "finish_reason", to="abort"),
+    clients=("messages", "chat"),
+    sentence="aborted the turn",
+)
 COMPLETION("a policy version as text", setting("policy_version", to="newest"), clients=WITH_TOKENS)
 COMPLETION(
     "prompt token ids as strings", setting("prompt_token_ids", to=["1", "2"]), clients=("chat",)

@@ -163,7 +163,6 @@ add(
     "context full, although it is not",
     responding(b'{"error": "maximum context length is 4096 tokens"}', 400),
     sentence="too long",
-    clients=("tokens",),
 )
 
 # Connections

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 from tests.engines.broken_server_runs import CONTEXT, SAMPLING, open_env
@@ -24,11 +27,14 @@ from tests.fakes.chars import CharRenderer
 from tests.fakes.counter_env import TASK, CounterEnv, make_factory
 from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
+from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_loss import AnswerTimes
 from skyfleet.engines.engine_pool import EnginePool
+from skyfleet.engines.openai_chat import OpenAIChat
 from skyfleet.engines.openai_engine import OpenAIEngine
+from skyfleet.engines.post_request import PostRequest
 from skyfleet.engines.response_body import completion_bytes
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Env, Observation
@@ -36,6 +42,7 @@ from skyfleet.errors import EngineError
 from skyfleet.rollouts.conversation import AgentFactory, TokenConversation
 from skyfleet.rollouts.episode import Limits, collect, run_episode
 from skyfleet.tasks.task import Task
+from skyfleet.trajectories.episode_clock import EpisodeClock
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
 HASTY = Limits(max_turns=500, max_input_length=CONTEXT, trajectory_timeout_seconds=1.0)
@@ -88,6 +95,16 @@ def test_a_request_is_unanswered_after_three_times_the_longest_answered_one() ->
     assert times.patience_seconds(1) == 6.0
 
 
+def test_the_patience_for_more_tokens_than_were_ever_answered_is_bounded() -> None:
+    times = AnswerTimes()
+    times.record(1, 0.5)
+    assert times.patience_seconds(1024) == 3 * 0.5 * 32
+    assert times.patience_seconds(1024, 10.0) == 10.0
+    # What was measured is proof, whatever the limit of an episode is.
+    times.record(1024, 20.0)
+    assert times.patience_seconds(1024, 10.0) == 60.0
+
+
 async def test_slow_but_healthy_generation_is_graded_when_its_time_is_over() -> None:
     async def press_for_ever(request: HttpRequest, connection: Connection) -> bool:
         await asyncio.sleep(0.1)
@@ -136,6 +153,58 @@ async def test_an_engine_in_this_process_is_healthy_unless_it_raises() -> None:
     engine = ScriptedEngine("done", delay=60)
     attempt = await run_episode(TASK, make_factory(CounterEnv()), token_agent(engine), HASTY)
     assert (attempt.ending, attempt.reward) == (Ending.TIMEOUT, 0.0)
+
+
+LARGE = 100_000
+
+
+@pytest.mark.parametrize(
+    ("is_busy", "pause_seconds", "is_lost"),
+    [(False, 0.0, False), (True, 0.0, False), (False, 0.05, False), (False, 0.2, True)],
+    ids=["healthy", "busy loop", "slow link", "drips"],
+)
+async def test_a_body_is_lost_if_its_server_is_slow_and_not_if_this_process_is(
+    is_busy: bool, pause_seconds: float, is_lost: bool
+) -> None:
+    reply = {"role": "assistant", "content": "x" * LARGE}
+    body = json.dumps({"choices": [{"finish_reason": "stop", "message": reply}]}).encode()
+
+    def serve(listening: socket.socket) -> None:
+        # In a thread of its own: it does not wait for the loop that is blocked.
+        connection, _ = listening.accept()
+        with connection:
+            while b"max_tokens" not in connection.recv(1 << 16):
+                pass
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+            for start in range(0, len(body), LARGE // 8):
+                connection.sendall(body[start : start + LARGE // 8])
+                time.sleep(pause_seconds)
+
+    async def block() -> None:
+        while is_busy:
+            time.sleep(0.15)  # noqa: ASYNC251 - an environment that blocks the event loop
+            await asyncio.sleep(0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        Thread(target=serve, args=(listening,), daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        async with OpenAIChat(url, model=MODEL) as model, EpisodeClock(100) as clock:
+            blocker = asyncio.create_task(block())
+            await model.reply([Message(role="user", content="q")], (), SAMPLING)
+            blocker.cancel()
+    assert (clock.engine_loss_seconds > 0) is is_lost
+
+
+async def test_an_answer_that_waits_for_a_blocked_event_loop_is_no_unanswered_request() -> None:
+    request = PostRequest({"max_tokens": 64}, {})
+    with request.lateness:
+        request.begin_attempt()
+        await asyncio.sleep(0.01)
+        time.sleep(0.5)  # noqa: ASYNC251
+        assert request.seconds_until_unanswered(AnswerTimes()) > 0
+        await asyncio.sleep(0.25)
+        assert request.seconds_until_unanswered(AnswerTimes()) == 0
+    assert request.measure_loss(AnswerTimes()) >= 0.2
 
 
 async def test_an_environment_that_hangs_after_a_retried_request_has_no_grade() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -90,3 +92,17 @@ async def test_an_odd_answer_to_the_first_request_is_one_sentence(
             await probe(url)
     assert "\n" not in str(caught.value)
     assert url in str(caught.value)
+
+
+async def test_control_routes_are_asked_for_a_body_without_compression() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        (encoding,) = [line for line in head.split("\r\n") if line.startswith("accept-encoding")]
+        body = json.dumps({"version": encoding}).encode()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with VllmRoutes(f"http://127.0.0.1:{port}") as routes:
+            assert await routes.version() == "accept-encoding: identity"

@@ -779,6 +779,19 @@ add(
     mode="thread",
 )
 add("open blocks", open_blocks, detail=HELD)
+
+
+class EndlessRepr:
+    def __repr__(self) -> str:
+        spin()
+        raise AssertionError
+
+
+async def open_endless(task: Task) -> Any:
+    return EndlessRepr()
+
+
+add("what open returns blocks", open_endless, detail="returned a EndlessRepr")
 add("info blocks", {"step": returning(lambda: Step(info=EndlessItems(a=1.0)))}, detail=HELD)
 add("error blocks", {"step": raising(EndlessText)}, detail="it has no text")
 add("env error blocks", {"step": raising(EndlessEnvError)}, detail="it has no text")

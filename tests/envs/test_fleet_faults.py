@@ -24,6 +24,7 @@ from tests.fakes.faulty_fleet import (
 from tests.fakes.serving import nothing_left, serving
 
 from skyfleet.envs.env import close_env
+from skyfleet.envs.fleet import service
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
@@ -257,3 +258,23 @@ async def test_a_fleet_without_runner_tokens_is_asked_for_one_once() -> None:
         for _ in range(2):
             assert (await played(WRITING, open_env)).grade is not None
     assert [seen.split()[0] for seen in faulty.seen].count(_TOKEN) == 1
+
+
+async def test_an_idle_connection_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server may be closing it, and the request would be lost."""
+    monkeypatch.setattr(service, "_IDLE_SECONDS", 0.1)
+    ports: list[int] = []
+
+    async def note_port(request: Request) -> Response:
+        assert request.client is not None
+        ports.append(request.client.port)
+        return Response()
+
+    async with serving(Starlette(routes=[Route("/", note_port)])) as url:
+        connection = FleetService(quick_settings(url), RunnerToken())
+        connection.open()
+        for idle_seconds in (0, 0, 0.2):
+            await asyncio.sleep(idle_seconds)
+            await connection.send("GET", "/", seconds=5)
+        await connection.close()
+    assert ports[0] == ports[1] != ports[2]

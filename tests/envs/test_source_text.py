@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.jails import SEED, verifier
 
 from skyfleet.envs.fleet.grading import parse_verdict
+from skyfleet.envs.verifiers.jail import Jail
 from skyfleet.envs.verifiers.quoting import Quoted, find_quoted
 from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.errors import VerifierError
@@ -157,6 +158,81 @@ def test_apps_count_by_their_lines_and_trivial_ones_do_not(database: Connection)
     assert _grade(body, APPS, database).reward == 0.5
 
 
+FAILED_ELSEWHERE = "\nprint('App mail: 0')\nreturn 0"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        "print(f'App version: {final_answer}')",
+        "print('App version: ' + final_answer)",
+        "print('App version:', final_answer)",
+        "print('App version: %s' % final_answer, end='\\n')",
+        "print('App version: {}'.format(final_answer))",
+        "print(f'App version: {str(final_answer)}')",
+        "text = str(final_answer)\nprint(f'App version: {text}')",
+        "print(f'App version: {json.loads(final_answer):d}' if 0 else f'App v: {final_answer!s}')",
+    ],
+)
+@pytest.mark.parametrize("answer", ["1", "1.0", "two"])
+def test_an_answer_is_no_result_in_a_line_that_the_source_writes(
+    database: Connection, quote: str, answer: str
+) -> None:
+    assert _grade(quote + FAILED_ELSEWHERE, answer, database).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        "score = '1'",
+        "score = '1' if final_answer else '0'",
+        "score = {'good': '1.0', 'bad': '0.0'}['good']",
+        "score = str(int(True))",
+        "score = repr(1.0)",
+        "score = max(['0', '1'])",
+        "score = len(final_answer) - 2",
+    ],
+)
+@pytest.mark.parametrize("line", ["f'App docs: {score}'", "'App docs: ' + str(score)"])
+def test_a_result_that_the_source_writes_counts_in_any_form(
+    database: Connection, passed: str, line: str
+) -> None:
+    body = f"{passed}\nprint({line})" + FAILED_ELSEWHERE
+    assert _grade(body, "tom", database).reward == 0.5
+
+
+def test_a_kind_of_accumulator_may_be_written_in_capitals_later(database: Connection) -> None:
+    body = """
+    for kind, entries in {'success': ['a'], 'Error': ['b', 'c', 'd']}.items():
+        print('>>> {}_ACCUMULATOR >>>'.format(kind.upper()), entries, sep='\\n')
+        print(f'<<< {kind.upper()}_ACCUMULATOR <<<')
+    return 0
+    """
+    assert _grade(body, "tom", database).reward == 0.25
+
+
+async def test_reading_a_long_quoted_answer_takes_none_of_the_verifiers_time() -> None:
+    code = verifier("print(final_answer); return 0")
+    with Jail(n_workers=1) as jail:
+        for line in (
+            ">>> SUCCESS_ACCUMULATOR >>>\n",
+            "App a: 1\n",
+            "<<< VERIFY_a <<<\nApp a: 1\n",
+            ">>> ERROR_ACCUMULATOR >>>\n[[[[\n<<< ERROR_ACCUMULATOR <<<\n",
+        ):
+            answer = line * (1_100_000 // len(line))
+            grade = await jail.verify(
+                code, SEED, SEED, answer, partial_credit=True, timeout_seconds=6
+            )
+            assert (grade.reward, grade.success) == (0.0, False)
+
+
+def test_more_app_lines_than_any_verifier_has_do_not_count(database: Connection) -> None:
+    body = "for i in range({0}): print(f'App {{i}}: {{i % 2}}')\nreturn 0"
+    assert _grade(body.format(200), "tom", database).reward == 0.5
+    assert _grade(body.format(202), "tom", database).reward == 0.0
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -186,6 +262,8 @@ def test_a_judge_error_that_the_source_reports_is_an_unknown_grade(
         "def verify(env):\n    return len('App ' * 2 + '!') == 9 and 'App'[0] + 'x' == 'Ax'",
         "def verify(env):\n    env.db('seed').table('pets').eq('name', 'App').assert_none()",
         "def verify(env):\n    print('a', end=''); print(1, None, sep='', end='\\n')",
+        "def verify(env):\n    return str(*[b'a', 'ascii']) + str(1) + repr('1') == \"a1'1'\"",
+        "def verify(env):\n    return {'1': 'SUCCESS'}[str(1)].upper().lower() == 'success'",
     ],
 )
 def test_tracked_source_computes_what_it_did(database: Connection, code: str) -> None:
@@ -210,7 +288,13 @@ def test_tracked_source_computes_what_it_did(database: Connection, code: str) ->
         (r"see\\nApp mail: 1", Quoted(checks=True)),
         ("JUDGE ERROR: no", Quoted(judge_error=True)),
         ("an app: 12 rooms, an error, a judge", Quoted()),
+        ("&#" + "0" * 9_000 + "65;CCUMULATOR", Quoted(checks=True)),
         ("100 %", Quoted()),
+        ("&#" + "1" * 9_000, Quoted()),
+        # Each took time quadratic in its length, many minutes at this one.
+        ("\n" * 200_000, Quoted()),
+        ("\\" * 200_000, Quoted()),
+        ("&#0" * 50_000, Quoted()),
     ],
 )
 def test_text_that_looks_like_a_result_line_is_found(text: str, quoted: Quoted) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, Place, make_factory
 from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
+from skyfleet.engines.http_client import ContextLengthError
 from skyfleet.envs.env import Observation, Step
 from skyfleet.errors import ContextFullError, EngineError, EnvError, VerifierError
 from skyfleet.rollouts.episode import Limits, collect, run_episode
@@ -202,10 +203,32 @@ async def test_a_conversation_too_long_for_the_engine_ends_there_and_is_graded()
     )
 
 
+async def test_a_server_that_calls_only_a_later_prompt_too_long_ends_the_episode_graded() -> None:
+    full = ContextLengthError("http://server rejected the request with 400: too long")
+    first = await played(CounterEnv(), engine=ScriptedEngine(full))
+    assert outcome(first)[:3] == (Ending.FAILED, None, "EngineError")
+    assert first.failure is not None
+    assert "raise its context length, or lower max_generate_length" in first.failure.detail
+    later = await played(CounterEnv(), engine=ScriptedEngine(PRESS % 3, full))
+    assert outcome(later) == (Ending.CONTEXT_FULL, 1.0, None, None)
+
+
 async def test_no_completion_fails_the_episode() -> None:
     engine = ScriptedEngine(EngineError("too long"))
     assert outcome(await played(CounterEnv(), engine=engine))[2:] == ("EngineError", "too long")
     assert engine.released == ["t/0"]
+
+
+async def test_a_request_that_the_engine_cancels_fails_its_episode_and_not_the_run() -> None:
+    class Cancelling(ScriptedEngine):
+        async def generate(self, *args: Any, **options: Any) -> Any:
+            request = asyncio.get_running_loop().create_future()
+            request.cancel()
+            await request
+
+    trajectory = await played(CounterEnv(), engine=Cancelling())
+    assert (trajectory.ending, trajectory.grade) == (Ending.FAILED, None)
+    assert outcome(trajectory)[2] == "EngineError"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error"), TimeoutError("from elsewhere")])

@@ -11,7 +11,7 @@ from tests.fakes.chars import CharRenderer
 from tests.fakes.counter_env import PRESS, TASK, CounterEnv, make_factory
 from tests.fakes.scripted_engine import ScriptedEngine
 
-from skyfleet.chat.message import Image, Message, UnsupportedMessageError
+from skyfleet.chat.message import Image, Message, ToolSpec, UnsupportedMessageError
 from skyfleet.chat.tokenizer import encode_text, use_tokenizer_copies
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation, Step
@@ -37,6 +37,30 @@ class Talkative(CounterEnv):
         return replace(await super().step(action), messages=(self._reply,))
 
 
+class WellEquipped(CounterEnv):
+    """Has tools of so many characters, from the start or after a restart."""
+
+    def __init__(self, n_characters: int, *, opens: bool) -> None:
+        super().__init__()
+        self._n_characters, self._opens = n_characters, opens
+
+    def _equip(self, observation: Observation) -> Observation:
+        tools = tuple(
+            ToolSpec(name=f"t{i}", description="x" * (self._n_characters // 20), parameters={})
+            for i in range(20)
+        )
+        return replace(observation, tools=tools)
+
+    async def reset(self) -> Observation:
+        observation = await super().reset()
+        return self._equip(observation) if self._opens else observation
+
+    async def step(self, action: Message) -> Step:
+        step = await super().step(action)
+        opening = Observation(messages=(Message(role="user", content="again"),))
+        return step if self._opens else replace(step, opening=self._equip(opening))
+
+
 class WatchedRenderer(CharRenderer):
     """Notes the threads in which it renders long texts."""
 
@@ -52,6 +76,8 @@ class WatchedRenderer(CharRenderer):
 
     def render_prompt(self, messages: Any, tools: Any) -> list[int]:
         self._note(messages)
+        if sum(len(tool.description) for tool in tools) > LARGE_CHARACTERS:
+            self.threads.add(threading.current_thread().name)
         return super().render_prompt(messages, tools)
 
     def render_continuation(self, last_token: int, messages: Any) -> list[int] | None:
@@ -99,6 +125,21 @@ async def test_a_text_that_cannot_fit_ends_the_episode_as_context_full(
     recorded = trajectory.prompt if opens else trajectory.turns[0].replies
     is_cut = n_characters > LIMITS.max_observation_chars
     assert len(recorded[0].text) <= (RECORDED_CHARACTERS + 100 if is_cut else n_characters)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize(
+    ("n_characters", "fits"), [(100_000, True), (1_900_000, False), (11_000_000, False)]
+)
+async def test_long_tools_are_rendered_in_another_thread_or_not_at_all(
+    n_characters: int, fits: bool, opens: bool
+) -> None:
+    limits = replace(LIMITS, max_input_length=LIMITS.max_input_length // 4)
+    trajectory, renderer = await played(WellEquipped(n_characters, opens=opens), limits)
+    assert trajectory.failure is None
+    assert (trajectory.ending is Ending.CONTEXT_FULL) is not fits
+    assert len(renderer.threads) == fits
+    assert threading.current_thread().name not in renderer.threads
 
 
 async def test_a_message_that_the_chat_format_cannot_express_fails_its_episode() -> None:

@@ -256,3 +256,8 @@ def test_a_browser_logs_in_to_a_viewer_once(tmp_path: Path) -> None:
         assert browser.get("/api/run", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert httpx.get(f"{server.url}api/run", headers=bearer).status_code == 200
+
+
+def test_a_server_keeps_an_idle_connection_longer_than_any_client() -> None:
+    # httpx drops one after 5 s, aiohttp after 15 s; the side that closes first must be the client.
+    assert listening.build_uvicorn_config(_echo, AccessPolicy()).timeout_keep_alive > 15

@@ -193,7 +193,7 @@ async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path)
 
 
 async def test_the_same_command_resumes_a_killed_run_that_began_from_a_checkpoint(
-    straight: Path, tmp_path: Path
+    straight: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fork(step: int) -> RunConfig:
         path = straight / "run" / "checkpoints" / f"global_step_{step}"
@@ -209,6 +209,7 @@ async def test_the_same_command_resumes_a_killed_run_that_began_from_a_checkpoin
     own = tmp_path / "run" / "checkpoints"
     assert sentences[0].endswith(f"at step 2 from {own / 'global_step_2'}")
     assert [row["step"] for row in rows(tmp_path / "run")] == [2, 3]
+    assert "has no row" not in caplog.text
     for folder in own.glob("global_step_*"):
         shutil.rmtree(folder)
     assert find_resume_checkpoint(fork(1)) is not None, "resume_path, as at the first start"

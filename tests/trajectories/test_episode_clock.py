@@ -39,7 +39,7 @@ async def test_time_given_back_after_the_loop_was_blocked_beyond_the_limit_still
     assert not clock.has_expired
 
 
-@pytest.mark.parametrize(("loss", "finishes"), [(0.0, False), (0.04, True)])
+@pytest.mark.parametrize(("loss", "finishes"), [(0.0, False), (0.00005, False), (0.04, True)])
 async def test_a_limit_that_expired_by_the_engines_loss_is_known(
     loss: float, finishes: bool
 ) -> None:

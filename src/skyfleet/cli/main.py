@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -87,31 +86,28 @@ def _run() -> None:
     try:
         app()
     except (Exception, BaseExceptionGroup) as error:
-        if sentences := _find_sentences(error):
-            _fail(sentences)
-        # Its message may quote model output or a password too.
-        print_traceback(error)
-        raise SystemExit(1) from None
+        explained, others = _split(error)
+        if explained is None or others is not None:
+            # Its message may quote model output or a password too.
+            print_traceback(error)
+            raise SystemExit(1) from None
+        # Concurrent episodes usually fail for one reason.
+        leaf = _find_leaf(explained)
+        _fail(leaf, *(() if leaf is error else getattr(error, "__notes__", ())))
 
 
-def _find_sentences(error: BaseException) -> list[BaseException]:
-    """The errors that a user can correct; empty if the traceback is needed."""
-    if isinstance(error, SkyfleetError):
-        return [error]
-    if _is_out_of_memory(error):
-        return [
-            MemoryError(
-                f"out of memory ({str(error).strip() or 'MemoryError'}); raise the limit of the "
-                "process, end others, or lower generator.max_num_seqs and "
-                "trainer.max_tokens_per_microbatch"
-            )
-        ]
-    if isinstance(error, OSError) and error.filename is not None:
-        return [OSError(f"{error.filename}: {error.strerror}")]
-    if isinstance(error, ExceptionGroup):
-        ours, others = error.split(SkyfleetError)
-        return _leaves(ours) if ours is not None and others is None else []
-    return []
+def _split(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """The part of an error that its sentence explains, and the part that needs a traceback."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(_is_explained)
+    return (error, None) if _is_explained(error) else (None, error)
+
+
+def _is_explained(error: BaseException) -> bool:
+    """Its text says what happened to what."""
+    if isinstance(error, SkyfleetError) or _is_out_of_memory(error):
+        return True
+    return isinstance(error, OSError) and error.filename is not None
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -121,22 +117,28 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
 
 
-def _fail(errors: Sequence[BaseException]) -> None:
+def _describe(error: BaseException) -> str:
+    if _is_out_of_memory(error):
+        return (
+            f"out of memory ({str(error).strip() or 'MemoryError'}); raise the limit of the process, "
+            "end others, or lower generator.max_num_seqs and trainer.max_tokens_per_microbatch"
+        )
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def _fail(error: BaseException, *notes: str) -> None:
     restore_streams()
-    for error in errors[:1]:
-        # A message may quote model output or a downloaded file.
-        text = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        lines = map(sanitize, redact(text).splitlines())
-        print("skyfleet: " + "\n".join(lines), file=sys.stderr)
+    # A message may quote model output or a downloaded file.
+    text = "\n".join([_describe(error), *getattr(error, "__notes__", ()), *notes])
+    lines = map(sanitize, redact(text).splitlines())
+    print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)
 
 
-def _leaves(group: BaseExceptionGroup[SkyfleetError]) -> list[BaseException]:
-    """All exceptions of the group; concurrent episodes usually fail for one reason."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return leaves
+def _find_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

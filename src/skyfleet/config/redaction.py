@@ -22,11 +22,11 @@ from skyfleet.redaction import (
     OLD_MARK,
     Mask,
     hash_secret,
-    looks_secret,
     redact_value,
     remember_environment,
     remember_secrets,
 )
+from skyfleet.secret_names import looks_secret
 from skyfleet.terminal import install_log_filter
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*(\w+)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from time import monotonic
 
 from skyfleet.trajectories.episode_clock import current_clock
@@ -16,6 +17,11 @@ UNANSWERED_FACTOR = 3.0
 """A request that takes so many times as long as the longest answered one is unanswered."""
 MIN_LOSS_SECONDS = 0.2
 """A request in flight for less says nothing: any server takes that long."""
+MIN_BYTES_PER_SECOND = 100_000
+"""A body that comes faster is on a slow link, and a slower one drips."""
+MAX_PROPORTION = 32.0
+"""Of the tokens of two requests: even an answer of one token takes a prefill and a place in a
+queue, so it does not say how long a thousand take."""
 
 
 class AnswerTimes:
@@ -30,14 +36,31 @@ class AnswerTimes:
         if seconds > self._longest.get(size, (0, -1.0))[1]:
             self._longest[size] = (max_tokens, seconds)
 
-    def patience_seconds(self, max_tokens: int) -> float:
-        """How long a request may take before it is unanswered and not only slow."""
+    def patience_seconds(self, max_tokens: int, limit_seconds: float = inf) -> float:
+        """How long a request may take before it is unanswered and not only slow.
+
+        `limit_seconds` is the episode's: a request is expected to take longer only if an answer did.
+        """
+        measured = max((seconds for _, seconds in self._longest.values()), default=0.0)
         # A request for more tokens may take longer in proportion.
-        healthy = (
-            longest * max(1.0, max_tokens / max(1, answered))
-            for answered, longest in self._longest.values()
+        expected = max(
+            (
+                longest * min(MAX_PROPORTION, max(1.0, max_tokens / max(1, answered)))
+                for answered, longest in self._longest.values()
+            ),
+            default=0.0,
         )
-        return max(MIN_LOSS_SECONDS, UNANSWERED_FACTOR * max(healthy, default=0.0))
+        return max(
+            MIN_LOSS_SECONDS,
+            UNANSWERED_FACTOR * measured,
+            min(UNANSWERED_FACTOR * expected, limit_seconds),
+        )
+
+
+def find_limit_seconds() -> float:
+    """The time limit of the current episode; infinite without one."""
+    clock = current_clock.get()
+    return clock.limit_seconds if clock is not None and clock.limit_seconds > 0 else inf
 
 
 def record_engine_loss(seconds: float, problem: str = "") -> None:

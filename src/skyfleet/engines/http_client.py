@@ -71,6 +71,8 @@ class UnsupportedParameterError(RequestRejectedError):
 class ContextLengthError(RequestRejectedError, ContextFullError):
     """The conversation exceeds the context length of the server."""
 
+    is_by_server = True
+
 
 def auth_header(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -160,7 +162,10 @@ class RetryingClient:
         await self._wait_for_connection()
         self._running.add(request)
         try:
-            with deferring_expiry(lambda: request.seconds_until_unanswered(self._times)):
+            with (
+                request.lateness,
+                deferring_expiry(lambda: request.seconds_until_unanswered(self._times)),
+            ):
                 answer = await self._post_in_time(request)
             await expire_deferred()
             return answer

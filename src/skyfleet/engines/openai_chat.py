@@ -22,6 +22,7 @@ from skyfleet.engines.openai_completion import (
     invalid_completion,
     parse_choice,
     parse_completion,
+    parse_finish,
     parse_policy_version,
     parse_token_ids,
 )
@@ -75,8 +76,10 @@ class OpenAIChat(RetryingClient):
         answer = await self._post_supported(body)
         with invalid_completion(self._url):
             choice = parse_choice(answer)
-            message = _parse_message(choice)
-        if choice.get("finish_reason") == "length":
+            message, finish = _parse_message(choice), parse_finish(choice)
+        if finish == "abort":
+            raise EngineError(f"{self._url} aborted the turn")
+        if finish == "length":
             raise ReplyTruncatedError(message)
         return message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
@@ -36,6 +37,9 @@ class Progress:
     first_byte_at: float | None = None
     """When the body began, without leading whitespace, which some servers send to keep a
     connection open while they generate."""
+    n_bytes: int = 0
+    """Of the body so far."""
+    now: Callable[[], float] = monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +119,8 @@ async def _read_body(response: httpx.Response, max_bytes: int, progress: Progres
     async for chunk in response.aiter_raw():
         part = decoder.decompress(chunk, max_bytes - n_bytes + 1)
         if progress.first_byte_at is None and part.strip(_WHITESPACE):
-            progress.first_byte_at = monotonic()
-        n_bytes += len(part)
+            progress.first_byte_at = progress.now()
+        progress.n_bytes = n_bytes = n_bytes + len(part)
         if n_bytes > max_bytes:
             raise InvalidBodyError(f"sent more than {max_bytes:,} bytes")
         parts.append(part)

@@ -42,7 +42,8 @@ class VllmRoutes:
         self.url = url
         self._client = httpx.AsyncClient(
             base_url=url,
-            headers=auth_header(api_key),
+            # As in RetryingClient: the size of a body is known while it is read.
+            headers={"Accept-Encoding": "identity", **auth_header(api_key)},
             timeout=httpx.Timeout(CONTROL_TIMEOUT_SECONDS, connect=CONNECT_SECONDS),
             # Calls are minutes apart: the server may have closed a kept connection.
             limits=httpx.Limits(max_keepalive_connections=0),

@@ -116,9 +116,15 @@ async def open_env_until(
         )
     env: Env = await guard.call(EnvError, f"opening {task.env_key}", open_env, task)
     closing.push_async_callback(_close_logged, env, task, guard, close_timeout_seconds)
-    if not (hasattr(type(env), "reset") or hasattr(env, "reset")):
-        raise EnvError(f"opening {task.env_key} returned {format_value(env)}, not an environment")
+    if not hasattr(type(env), "reset"):
+        await guard.call(EnvError, f"opening {task.env_key}", _check_env, env, task)
     return env
+
+
+async def _check_env(env: object, task: Task) -> None:
+    """Called by the guard: looking at an object may run its code."""
+    if not hasattr(env, "reset"):
+        raise EnvError(f"opening {task.env_key} returned {format_value(env)}, not an environment")
 
 
 async def grade_env(env: Env, steps: Sequence[Step]) -> Grade | None:

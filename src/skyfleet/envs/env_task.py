@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyfleet.envs.guard import EnvGuard, current_guard
-from skyfleet.errors import EpisodeError
+from skyfleet.errors import EnvError, EpisodeError
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,6 +44,7 @@ class EnvTask:
         self._is_ended = False
         guard.count_requests = lambda: self._n_requests
         self._task = _outer_context().run(loop.create_task, self._serve())
+        self._task.add_done_callback(lambda _: self._fail_calls())
         self._task.add_done_callback(lambda _: on_end())
 
     def put(self, call: EnvCall) -> None:
@@ -89,6 +90,15 @@ class EnvTask:
         else:
             self._finish()
             call.future.set_result(result)
+
+    def _fail_calls(self) -> None:
+        """Whatever ended the task, nobody waits for a reply that does not come."""
+        calls = [self._running]
+        while not self._calls.empty():
+            calls.append(self._calls.get_nowait())
+        for call in calls:
+            if call is not None and not call.future.done():
+                call.future.set_exception(EnvError(f"{call.during}: its event loop has ended"))
 
     def _finish(self) -> None:
         self._running = None

@@ -222,6 +222,11 @@ class EnvGuard:
         by_clock = 0 if clock is None else clock.count_cancels(self.task)
         return by_clock + (0 if self.count_requests is None else self.count_requests())
 
+    @property
+    def is_cancelled_from_outside(self) -> bool:
+        """Whether the run or a clock has cancelled the task of the episode."""
+        return self._count_requests() > 0
+
     def is_cancelled(self, task: asyncio.Task[Any], n_cancels: int) -> bool:
         """Whether the run or a clock has cancelled the task since the call began."""
         if self.count_requests is None:
@@ -347,4 +352,5 @@ async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:
     except (SystemExit, KeyboardInterrupt, EnvInterrupt) as error:
         if is_ctrl_c(error):
             raise
-        raise EnvError(f"a task of the environment: {describe_error(error)}") from None
+        text = guard._measure(monitor, describe_error, error)
+        raise EnvError(f"a task of the environment: {text}") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import marshal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 from skyfleet.chat.message import Image, Message, Part, Role, Text, ToolCall, ToolSpec
 from skyfleet.envs.values import (
@@ -26,12 +28,13 @@ MAX_NAME_CHARACTERS = 200
 
 _ROLES = frozenset(get_args(Role))
 
-_checked_tools: dict[int, tuple[object, ToolSpec]] = {}
-"""By id: a tool that an environment returned and what it was converted to. Environments return the
+_checked_tools: dict[bytes, tuple[ToolSpec, ...]] = {}
+"""By their contents: what the tools of an environment were converted to. Environments return the
 same tools in every episode, and checking their schemas would be a tenth of a short one."""
-_MAX_CHECKED_TOOLS = 4_096
-_checked_tuples: dict[int, tuple[object, tuple[ToolSpec, ...]]] = {}
-_MAX_CHECKED_TUPLES = 64
+_MAX_CHECKED = 256
+_MAX_STAMP_BYTES = 1 << 20
+_counted_tools: dict[int, tuple[Sequence[ToolSpec], int]] = {}
+"""By id: tools and their number of characters."""
 
 
 def convert_messages(messages: object, method: str) -> tuple[Message, ...]:
@@ -120,7 +123,10 @@ def _convert_part(part: object, where: str) -> Part:
     if isinstance(part, Text):
         return part if type(part.text) is str else Text(convert_text(part.text, f"{where} text"))
     if isinstance(part, Image) and isinstance(part.data, bytes | bytearray):
-        return Image(bytes(part.data), convert_text(part.media_type, f"{where} media_type"))
+        media_type = convert_text(part.media_type, f"{where} media_type")
+        if len(media_type) > MAX_NAME_CHARACTERS:
+            raise EnvError(f"{where} media_type is {format_value(media_type)}; return image/png")
+        return Image(bytes(part.data), media_type)
     raise EnvError(f"{where} content has {format_value(part)}; use Text(...) or Image(bytes)")
 
 
@@ -137,9 +143,9 @@ def _convert_call(call: object, where: str) -> ToolCall:
 def convert_tools(tools: object, method: str) -> tuple[ToolSpec, ...]:
     if type(tools) is tuple and not tools:
         return tools
-    known = _checked_tuples.get(id(tools))
-    if known is not None and known[0] is tools:
-        return known[1]
+    stamp = _stamp_tools(tools)
+    if stamp is not None and stamp in _checked_tools:
+        return _checked_tools[stamp]
     converted = convert_items(
         tools, f"{method}: tools", MAX_TOOLS, lambda tool: _convert_tool(tool, method)
     )
@@ -147,17 +153,29 @@ def convert_tools(tools: object, method: str) -> tuple[ToolSpec, ...]:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise EnvError(f"{method} returned two tools named {twice!r:.60}; rename one")
-    if type(tools) is tuple:
-        if len(_checked_tuples) >= _MAX_CHECKED_TUPLES:
-            del _checked_tuples[next(iter(_checked_tuples))]
-        _checked_tuples[id(tools)] = (tools, converted)
+    if stamp is not None:
+        if len(_checked_tools) >= _MAX_CHECKED:
+            del _checked_tools[next(iter(_checked_tools))]
+        _checked_tools[stamp] = converted
     return converted
 
 
+def _stamp_tools(tools: object) -> bytes | None:
+    """The contents of tools with plain schemas, in one piece; an environment may change a schema.
+
+    Unlike a comparison it tells 1 from True, and runs none of the environment's code.
+    """
+    if type(tools) not in (tuple, list) or any(type(tool) is not ToolSpec for tool in tools):  # type: ignore[attr-defined]
+        return None
+    try:
+        # Version 2 writes equal values equally, whether or not they are the same object.
+        stamp = marshal.dumps([(t.name, t.description, t.parameters) for t in tools], 2)  # type: ignore[attr-defined]
+    except (ValueError, AttributeError):  # a value of another type, a field that is not set
+        return None
+    return stamp if len(stamp) <= _MAX_STAMP_BYTES else None
+
+
 def _convert_tool(tool: object, method: str) -> ToolSpec:
-    known = _checked_tools.get(id(tool))
-    if known is not None and known[0] is tool:
-        return known[1]
     if not isinstance(tool, ToolSpec):
         raise EnvError(f"{method} returned {format_value(tool)} among its tools, not a ToolSpec")
     name = convert_text(tool.name, f"{method}: a tool's name")
@@ -168,16 +186,12 @@ def _convert_tool(tool: object, method: str) -> ToolSpec:
     if len(description) > MAX_JSON_CHARACTERS:
         raise EnvError(f"{where}: description has {len(description):,} characters; shorten it")
     parameters = convert_json(tool.parameters, f"{where}: parameters")
-    converted = ToolSpec(name=name, description=description, parameters=parameters)
-    if len(_checked_tools) >= _MAX_CHECKED_TOOLS:
-        del _checked_tools[next(iter(_checked_tools))]
-    _checked_tools[id(tool)] = (tool, converted)
-    return converted
+    return ToolSpec(name=name, description=description, parameters=parameters)
 
 
-def count_characters(messages: Iterable[Message]) -> int:
-    """The characters of all messages; an image counts a sixteenth of its bytes."""
-    total = 0
+def count_characters(messages: Iterable[Message], tools: Sequence[ToolSpec] = ()) -> int:
+    """The characters of messages and tools; an image counts a sixteenth of its bytes."""
+    total = _count_tools(tools) if tools else 0
     for message in messages:
         content = message.content
         if isinstance(content, str):
@@ -187,8 +201,36 @@ def count_characters(messages: Iterable[Message]) -> int:
                 len(part.text) if isinstance(part, Text) else len(part.data) // 16
                 for part in content
             )
-        total += len(message.reasoning or "")
+        total += len(message.reasoning or "") + len(message.tool_call_id or "")
+        if message.tool_calls or message.malformed_calls:
+            total += sum(map(len, map(format_call, message.tool_calls)))
+            total += sum(map(len, message.malformed_calls))
     return total
+
+
+def _count_tools(tools: Sequence[ToolSpec]) -> int:
+    known = _counted_tools.get(id(tools))
+    if known is not None and known[0] is tools:
+        return known[1]
+    total = sum(map(len, map(format_tool, tools)))
+    if type(tools) is tuple:
+        if len(_counted_tools) >= _MAX_CHECKED:
+            del _counted_tools[next(iter(_counted_tools))]
+        _counted_tools[id(tools)] = (tools, total)
+    return total
+
+
+def format_tool(tool: ToolSpec) -> str:
+    """What any chat format writes of a tool, in some form."""
+    return f"{tool.name}{tool.description}{_to_json(tool.parameters)}"
+
+
+def format_call(call: ToolCall) -> str:
+    return f"{call.id}{call.name}{_to_json(call.arguments)}"
+
+
+def _to_json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def cut_messages(messages: Iterable[Message], max_characters: int) -> tuple[Message, ...]:
@@ -198,10 +240,41 @@ def cut_messages(messages: Iterable[Message], max_characters: int) -> tuple[Mess
     for message in messages:
         if left <= 0:
             break
-        text = message.text
-        note = f"\n(cut: the first {left:,} of {len(text):,} characters)"
-        cut = text[:left] + (note if len(text) > left else "")
-        reasoning = message.reasoning and message.reasoning[:left]
-        kept.append(replace(message, content=cut, reasoning=reasoning))
-        left -= len(text)
+        cut, left = _cut_message(message, left)
+        kept.append(cut)
     return tuple(kept)
+
+
+def _cut_message(message: Message, left: int) -> tuple[Message, int]:
+    """Keep so many characters; the beginning of the first call that does not fit is malformed."""
+
+    def take(text: str) -> str:
+        nonlocal left
+        taken, left = text[: max(0, left)], left - len(text)
+        return taken
+
+    text = message.text
+    note = f"\n(cut: the first {left:,} of {len(text):,} characters)" if len(text) > left else ""
+    content = take(text) + note
+    reasoning = None if message.reasoning is None else take(message.reasoning)
+    tool_call_id = None if message.tool_call_id is None else take(message.tool_call_id)
+    calls: list[ToolCall] = []
+    malformed: list[str] = []
+    for call in message.tool_calls:
+        formatted = format_call(call)
+        is_whole = len(formatted) <= left
+        taken = take(formatted)
+        if is_whole:
+            calls.append(call)
+        elif taken:
+            malformed.append(taken)
+    malformed += filter(None, map(take, message.malformed_calls))
+    cut = replace(
+        message,
+        content=content,
+        reasoning=reasoning,
+        tool_call_id=tool_call_id,
+        tool_calls=tuple(calls),
+        malformed_calls=tuple(malformed),
+    )
+    return cut, left

@@ -124,7 +124,10 @@ def convert_json(value: object, where: str) -> dict[str, Any]:
 
 
 def _to_plain(value: Any, where: str, depth: int, budget: list[int]) -> Any:
-    budget[0] -= len(value) if isinstance(value, str) else 1
+    if isinstance(value, str):
+        budget[0] -= len(value)
+    else:
+        budget[0] -= 1 + value.bit_length() // 3 if type(value) is int else 1
     if budget[0] < 0 or depth > MAX_JSON_DEPTH:
         raise EnvError(
             f"{where} is larger than {MAX_JSON_CHARACTERS:,} characters or deeper than "
@@ -139,7 +142,7 @@ def _to_plain(value: Any, where: str, depth: int, budget: list[int]) -> Any:
         return float(value)
     if isinstance(value, Mapping):
         return {
-            _to_key(key, where): _to_plain(item, where, depth + 1, budget)
+            _to_key(key, where, budget): _to_plain(item, where, depth + 1, budget)
             for key, item in islice(value.items(), MAX_JSON_CHARACTERS)
         }
     if isinstance(value, tuple | list):
@@ -147,9 +150,10 @@ def _to_plain(value: Any, where: str, depth: int, budget: list[int]) -> Any:
     raise EnvError(f"{where} has {format_value(value)}, which is not JSON; convert it")
 
 
-def _to_key(key: object, where: str) -> str:
+def _to_key(key: object, where: str, budget: list[int]) -> str:
     key = unwrap(key)
     if isinstance(key, str):
+        budget[0] -= len(key)
         return convert_text(key, where)
     if isinstance(key, bool | int | float) or key is None:
         return json.dumps(key)  # as JSON itself writes such a key

@@ -230,12 +230,12 @@ class TokenConversation:
     async def _complete(self, token_ids: Sequence[int]) -> Completion:
         return await self._engine.generate(token_ids, self._sampling, session=self._session)
 
-    def _exceeds_context(self, messages: Sequence[Message]) -> bool:
+    def _exceeds_context(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> bool:
         limit = self._max_input_length
-        return limit is not None and exceeds(self._renderer, messages, limit)
+        return limit is not None and exceeds(self._renderer, messages, limit, tools)
 
     def _start_transcript(self, observation: Observation, *, reason: str) -> None:
-        if self._exceeds_context(observation.messages):
+        if self._exceeds_context(observation.messages, observation.tools):
             self._is_full = True
             return
         token_ids = self._render_prompt(observation)

@@ -25,6 +25,7 @@ from skyfleet.errors import (
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.grading import EpisodeGrade, check_step_rewards, grade_episode
 from skyfleet.rollouts.rendering import render
+from skyfleet.streams import restore_streams
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
@@ -121,10 +122,11 @@ async def run_episode(
         if run_task.cancelling() > n_cancels or not episode.has_started:
             raise
         # Its environment cancels every wait, also those after a failure.
-        episode.failure = episode.failure or Failure.of(
-            EnvError(f"{guard.during}: it cancelled the task that runs its episode")
-        )
+        if episode.failure is None and episode.grade is None:
+            reason = f"{guard.during}: it cancelled the task that runs its episode"
+            episode.failure = Failure.of(EnvError(reason))
     finally:
+        restore_streams()
         # In this task, and last: an engine that hangs does not keep the environment open.
         await episode.release()
     return Trajectory(
@@ -203,7 +205,9 @@ async def _run_in_time(
                 )
             except asyncio.CancelledError:
                 await guard.settle()
-                raise
+                if guard.is_cancelled_from_outside:
+                    raise
+                raise EngineError("the engine cancelled a request that it had accepted") from None
     except EpisodeTimeoutError as error:
         if guard.abandoned:
             reason = f"{guard.during}: {error}; it ignored its cancellation"
@@ -212,7 +216,7 @@ async def _run_in_time(
             # The agent has not acted, so there is nothing to grade; zero would be wrong.
             stage = "reset" if env else f"opening {task.env_key}"
             raise EnvError(f"{stage}: {error}") from None
-        if clock.engine_loss_seconds > 0:
+        if clock.would_have_finished:
             # Without the failed requests the agent might have finished, so zero would be wrong.
             problem = f" ({clock.engine_problem})" if clock.engine_problem else ""
             raise EngineError(
@@ -242,7 +246,7 @@ async def _converse(
     sample: int,
     guard: EnvGuard,
 ) -> Ending:
-    n_characters = count_characters(observation.messages)
+    n_characters = count_characters(observation.messages, observation.tools)
     if not limits.allows(n_characters):
         episode.prompt = cut_messages(observation.messages, RECORDED_CHARACTERS)
         episode.on_messages(episode.prompt)
@@ -265,14 +269,20 @@ async def _run_turns(
         start = perf_counter()
         try:
             action = await conversation.generate()
-        except ContextFullError:
+        except ContextFullError as error:
+            if error.is_by_server and not turns:
+                # The agent has not acted: zero would score the server's configuration.
+                raise EngineError(
+                    "the server calls the first prompt too long; raise its context length, or lower "
+                    f"max_generate_length: {error}"
+                ) from error
             return Ending.CONTEXT_FULL
         generated = perf_counter()
         episode.on_messages((action,))
         # The environment also receives a message that the token limit cut: it may hold the answer.
         step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
         replies = step.opening.messages if step.opening else step.messages
-        n_characters = count_characters(replies)
+        n_characters = count_characters(replies, step.opening.tools if step.opening else ())
         if is_too_long := not limits.allows(n_characters):
             replies = cut_messages(replies, RECORDED_CHARACTERS)
         is_cut = conversation.finish == "length"

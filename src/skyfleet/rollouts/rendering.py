@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from skyfleet.chat.message import Message, UnsupportedMessageError
+from skyfleet.chat.message import Message, ToolSpec, UnsupportedMessageError
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.tokenizer import use_tokenizer_copies
-from skyfleet.envs.message_validation import count_characters
+from skyfleet.envs.message_validation import count_characters, format_call, format_tool
 from skyfleet.errors import EnvError
 
 LARGE_CHARACTERS = 65_536
 """Tokenizing a megabyte takes seconds; up to this size it takes less than a step of the engine."""
 _CHUNK_CHARACTERS = 16_384
 _CUT_TOKENS = 8
+_MAX_CHARACTERS_PER_TOKEN = 8
+"""Of tools that are worth tokenizing twice to know their tokens before they are rendered."""
 
 T = TypeVar("T")
 
@@ -41,14 +43,20 @@ async def render(call: Callable[[], T], n_characters: int) -> T:
         raise EnvError(str(error)) from error
 
 
-def exceeds(renderer: Renderer, messages: Sequence[Message], max_tokens: int) -> bool:
-    """Whether long messages have more tokens than that, without tokenizing much more than that."""
-    if count_characters(messages) <= LARGE_CHARACTERS:
+def exceeds(
+    renderer: Renderer,
+    messages: Sequence[Message],
+    max_tokens: int,
+    tools: Sequence[ToolSpec] = (),
+) -> bool:
+    """Whether long messages and tools have more tokens than that, without tokenizing much more than
+    that."""
+    n_characters = count_characters(messages, tools)
+    if n_characters <= LARGE_CHARACTERS:
         return False
     n_around = len(renderer.render_prompt([Message(role="user", content="")], ()))
     total = 0
-    for message in messages:
-        text = message.text
+    for text in _find_texts(messages, tools, n_characters, max_tokens):
         for start in range(0, len(text), _CHUNK_CHARACTERS):
             chunk = Message(role="user", content=text[start : start + _CHUNK_CHARACTERS])
             # A cut may split a token, so a chunk has a few more than in the whole text.
@@ -56,6 +64,17 @@ def exceeds(renderer: Renderer, messages: Sequence[Message], max_tokens: int) ->
             if total > max_tokens:
                 return True
     return False
+
+
+def _find_texts(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], n_characters: int, max_tokens: int
+) -> Iterator[str]:
+    for message in messages:
+        yield message.text
+    if n_characters > _MAX_CHARACTERS_PER_TOKEN * max_tokens:
+        for message in messages:
+            yield from map(format_call, message.tool_calls)
+        yield from map(format_tool, tools)
 
 
 @cache

@@ -16,6 +16,9 @@ try:
 except ImportError:
     raise MissingExtraError("uvicorn", "serve") from None
 
+KEEP_ALIVE_SECONDS = 75
+"""nginx's. uvicorn's 5 s are httpx's, too: a client that takes 5 s between two requests would send the
+second on a connection that is being closed."""
 HEADER_SECONDS = 30.0
 """How long a client may take to send the head of a request."""
 
@@ -39,6 +42,7 @@ def build_uvicorn_config(app: Any, policy: AccessPolicy, **options: Any) -> uvic
         server_header=False,
         log_config=None,
         access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **options,
     )
 

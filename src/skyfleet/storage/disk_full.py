@@ -1,4 +1,4 @@
-"""Disk full: turn the errors of a full file system into one sentence with file and free space."""
+"""Errors of a disk: a full one is one sentence with file and free space, any other names its file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from skyfleet.errors import CheckpointError, DiskFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BROKEN = (errno.EIO, errno.EROFS, errno.ESTALE, errno.EFBIG)
+"""A write or an fsync fails with one of these, and the system does not name the file."""
 _RUST_ERROR = "SafetensorError"
 """Has the system's text in its message."""
 _TORCH_WRITER, _NEARLY_FULL_BYTES = ("inline_container.cc", "iostream error"), 1_000_000
@@ -22,14 +24,17 @@ _TORCH_WRITER, _NEARLY_FULL_BYTES = ("inline_container.cc", "iostream error"), 1
 def explain_disk_full(path: Path) -> Iterator[None]:
     """Raise DiskFullError if the block fails because a file system is full.
 
-    It names `path`, unless the error is of a file on another file system.
+    It names `path`, unless the error is of a file on another file system. An OSError of a broken disk
+    that names no file gets `path`.
     """
     try:
         yield
-    except (DiskFullError, CheckpointError):  # these name the file already
-        raise
+    except (DiskFullError, CheckpointError):
+        raise  # a sentence already
     except Exception as error:
         if (found := _find_disk_full(error, path)) is None:
+            if isinstance(error, OSError) and not error.filename and error.errno in _BROKEN:
+                error.filename = str(path)
             raise
         cause, full = found
         raise DiskFullError(full, f"{cause} ({describe_free_space(full)})") from error

@@ -143,7 +143,13 @@ def _reopen(path: Path, resume_step: int | None, *, has_rows: bool) -> TextIO:
         write_atomically(path, b"")
         return path.open("a", encoding="utf-8")
     steps = [read_step(row) for row in truncate_rows(path, resume_step, one_per_step=True)]
-    if (steps or has_rows) and (missing := find_missing(steps, resume_step)):
+    # A run that began from another run's checkpoint has no rows of the steps before it.
+    missing = [
+        step
+        for step in find_missing(steps, resume_step)
+        if (step > steps[0] if steps else has_rows)
+    ]
+    if missing:
         logger.warning(
             "%s has no row for %d of the steps before step %d, the first is step %d: the file was "
             "changed or damaged outside the run, which goes on without them",

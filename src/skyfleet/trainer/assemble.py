@@ -347,7 +347,7 @@ def _build_trackers(
         project_name=trainer.project_name,
         config=flatten(config),
         resume_step=resume_step,
-        # Another run's checkpoint, resumed in a new folder, has its rows in its own.
-        has_rows=any(Path(trainer.ckpt_path).glob("global_step_*")),
+        # The rows of a checkpoint that is resumed by its path may be in another run's folder.
+        has_rows=trainer.resume_mode == "latest",
         total_steps=total_steps,
     )

@@ -12,6 +12,7 @@ from skyfleet.errors import (
     NoLearningSignalError,
     SentinelError,
 )
+from skyfleet.terminal import add_note
 from skyfleet.trainer.run import Run
 
 
@@ -37,7 +38,7 @@ def save_progress(run: Run, error: BaseException, step: int) -> None:
     if full := _find_disk_full(error):
         full.safe = outcome
     else:
-        error.add_note(f"{failed} failed: {outcome}")
+        add_note(error, f"{failed} failed: {outcome}")
 
 
 def _find_disk_full(error: BaseException) -> DiskFullError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from random import Random
 
@@ -16,6 +17,13 @@ from skyfleet.rollouts.scripted_agents import reference_policy
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+SOLUTION_TRIES = 3
+"""For a reference solution whose environment fails."""
+MAX_FAILED_SHARE = 0.5
+"""If more reference solutions fail, the environment is broken, and the run does not start."""
 
 
 async def warm_start(run: Run) -> None:
@@ -54,14 +62,19 @@ async def collect_demonstrations(
 ) -> list[Sample]:
     """Roll out every task's reference solution and return its tokens as samples.
 
-    A solution that is missing or does not pass is a TaskError: the task is broken.
+    A solution that is missing or does not pass is a TaskError: the task is broken. A failed
+    environment says nothing about the task, which is tried again and then left out.
     """
-    groups = await collect(
-        tasks, open_env, reference_policy(renderer), limits, n_samples=1, max_concurrent=64
-    )
+    attempts = await _roll_out_solutions(tasks, open_env, renderer, limits)
+    failed = [task for task in tasks if task.solution and attempts[task.key].failure]
+    if len(failed) <= MAX_FAILED_SHARE * len(tasks):
+        for task in failed:
+            reason = _describe_failure(task, attempts.pop(task.key))
+            logger.warning("task %s is not in the warm start: %s", task.key, reason)
     samples: list[Sample] = []
-    for task, group in zip(tasks, groups, strict=True):
-        (trajectory,) = group.trajectories
+    for task in tasks:
+        if (trajectory := attempts.get(task.key)) is None:
+            continue
         if not trajectory.success:
             raise TaskError(
                 f"task {task.key}: {_describe_failure(task, trajectory)}; "
@@ -70,6 +83,22 @@ async def collect_demonstrations(
         made = (make_sample(trajectory, t, 1.0) for t in trajectory.transcripts)
         samples.extend(sample for sample in made if sample.n_action_tokens)
     return samples
+
+
+async def _roll_out_solutions(
+    tasks: Sequence[Task], open_env: EnvFactory, renderer: Renderer, limits: Limits
+) -> dict[str, Trajectory]:
+    """One attempt by task key; those whose environment failed are repeated."""
+    attempts: dict[str, Trajectory] = {}
+    for _ in range(SOLUTION_TRIES):
+        open_tasks = [
+            task for task in tasks if task.key not in attempts or attempts[task.key].failure
+        ]
+        groups = await collect(
+            open_tasks, open_env, reference_policy(renderer), limits, n_samples=1, max_concurrent=64
+        )
+        attempts |= {group.task_key: group.trajectories[0] for group in groups}
+    return attempts
 
 
 def _describe_failure(task: Task, trajectory: Trajectory) -> str:

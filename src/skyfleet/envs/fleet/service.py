@@ -37,6 +37,9 @@ _TRANSIENT_WORDS = (
     "instance limit",
 )
 _CONNECT_SECONDS = 30
+_IDLE_SECONDS = 2
+"""Then a connection is not used again. Many servers close one after 5 s, as httpx does: a call that was
+sent just then would be lost, and a call that may change something is not repeated."""
 _RESET_SECONDS = 10
 _SHORT_SECONDS = 30
 _VERIFIER_SECONDS = 60
@@ -90,7 +93,8 @@ class FleetService:
 
     def open(self) -> None:
         headers = {"Authorization": f"Bearer {self.settings.api_key}"}
-        self._http = httpx.AsyncClient(verify=tls_context(), headers=headers)
+        limits = httpx.Limits(keepalive_expiry=_IDLE_SECONDS)
+        self._http = httpx.AsyncClient(verify=tls_context(), headers=headers, limits=limits)
 
     async def close(self) -> None:
         if self._http is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from skyfleet.envs.verifiers.source_text import Entries, Tracker
 
 MAX_CHARACTERS = 1_000_000
 """Of longer output the end is kept: a quoted text cannot use up the verifier's memory."""
+MAX_APPS = 200
+"""More lines than that are no verifier's: none of them counts."""
 
 _JUDGE = re.compile(r"^JUDGE ERROR:.*", re.M)
 _APP = re.compile(r"^App (.+): ([01])(?:\.0)?$", re.M)
@@ -71,7 +74,7 @@ class Printed:
         text = self.text
         skips_judge = find_judge_error(text) is not None and self.find_judge_error() is None
         skips_share = partial_credit and (
-            _below_success(partial_reward(text)) != self.compute_partial_credit()
+            _count_results(text) != _count_results(str(self._skeleton), self.tracker)
         )
         return text + _NOTE if skips_judge or skips_share else text
 
@@ -116,30 +119,64 @@ def partial_reward(stdout: str, tracker: Tracker | None = None) -> float | None:
     `partial_reward(">>> ERROR_ACCUMULATOR >>>\\n['no mail']\\n<<< ERROR_ACCUMULATOR <<<")` is 0.0.
     """
     if apps := _APP.findall(stdout):
+        if len(apps) > MAX_APPS:
+            return None
         earned = [
             passed == "1"
             for name, passed in apps
             if passed == "0" or not _TRIVIAL.search(_find_section(stdout, name, tracker))
         ]
         return sum(earned) / len(earned) if earned else None
-    successes, errors = _count(stdout, "SUCCESS", tracker), _count(stdout, "ERROR", tracker)
+    successes, errors = (
+        sum(_count_entries(block, tracker) for block in _find_blocks(stdout, kind))
+        for kind in ("SUCCESS", "ERROR")
+    )
     return successes / (successes + errors) if successes + errors else None
+
+
+def _count_results(stdout: str, tracker: Tracker | None = None) -> int:
+    """Count the result lines by which `partial_reward` would go, without parsing any list.
+
+    What an agent wrote must not take the verifier's time.
+    """
+    if apps := len(_APP.findall(stdout)):
+        return apps
+    return sum(
+        _is_list(block, tracker)
+        for kind in ("SUCCESS", "ERROR")
+        for block in _find_blocks(stdout, kind)
+    )
+
+
+def _is_list(printed: str, tracker: Tracker | None) -> bool:
+    value = tracker.find_value(printed) if tracker else printed
+    if isinstance(value, Entries):
+        return True
+    # Of a skeleton: literal text only.
+    return value is printed and printed[:1] == "[" and printed[-1:] == "]" and "\0" not in printed
 
 
 def _find_section(stdout: str, app: str, tracker: Tracker | None) -> str:
     """Return what was printed while `app` was verified."""
-    name = re.escape(app)
-    found = re.search(rf"<<< VERIFY_{name} <<<(.*?)>>> VERIFY_{name} >>>", stdout, re.S)
-    section = found[1] if found else ""
+    section = next(_find_between(stdout, f"<<< VERIFY_{app} <<<", f">>> VERIFY_{app} >>>"), "")
     return tracker.expand(section) if tracker else section
 
 
-def _count(stdout: str, kind: str, tracker: Tracker | None) -> int:
-    """Count the entries of the accumulators of this kind; each is a printed Python list."""
-    blocks = re.findall(
-        rf">>> {kind}_ACCUMULATOR >>>\n(.*?)\n<<< {kind}_ACCUMULATOR <<<", stdout, re.S
-    )
-    return sum(_count_entries(block, tracker) for block in blocks)
+def _find_blocks(stdout: str, kind: str) -> Iterator[str]:
+    """Yield what stands in the accumulators of this kind; each is a printed Python list."""
+    return _find_between(stdout, f">>> {kind}_ACCUMULATOR >>>\n", f"\n<<< {kind}_ACCUMULATOR <<<")
+
+
+def _find_between(text: str, opener: str, closer: str) -> Iterator[str]:
+    # Not a regex: many openers without a closer would take it time quadratic in their number.
+    at = 0
+    while (start := text.find(opener, at)) >= 0:
+        start += len(opener)
+        end = text.find(closer, start)
+        if end < 0:
+            return
+        yield text[start:end]
+        at = end + len(closer)
 
 
 def _count_entries(printed: str, tracker: Tracker | None) -> int:

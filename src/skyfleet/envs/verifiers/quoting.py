@@ -20,8 +20,11 @@ QUOTED_NOTE = (
     "verifier returned counts.\n"
 )
 
-_APP_LINE = re.compile(r"^\W*app\b.*:\s*[01]", re.M)
-_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([nrt]))")
+# Each takes time linear in the text, whatever an agent writes.
+_APP_LINE = re.compile(r"^[^\w\n]*app\b.*:\s*[01]", re.M)
+_ESCAPE = re.compile(r"(?<!\\)\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|([nrt]))")
+_REFERENCE = re.compile(r"&#0*([0-9]+)")
+_MAX_REFERENCE_DIGITS = 7
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
 _MAX_DECODINGS = 3
 
@@ -51,7 +54,8 @@ def _decode(text: str) -> list[str]:
     """Return the text in lower case, as it is and without one, two and three layers of escapes."""
     versions = [text]
     for _ in range(_MAX_DECODINGS):
-        decoded = html.unescape(unquote(_ESCAPE.sub(_decode_escape, versions[-1])))
+        unquoted = unquote(_ESCAPE.sub(_decode_escape, versions[-1]))
+        decoded = html.unescape(_REFERENCE.sub(_shorten_reference, unquoted))
         if decoded == versions[-1]:
             break
         versions.append(decoded)
@@ -61,3 +65,8 @@ def _decode(text: str) -> list[str]:
 def _decode_escape(found: re.Match[str]) -> str:
     code = found[1] or found[2]
     return chr(int(code, 16)) if code else _CONTROLS[found[3]]
+
+
+def _shorten_reference(found: re.Match[str]) -> str:
+    """`html` reads a reference as a number, and Python refuses to read a very long one."""
+    return f"&#{found[1]}" if len(found[1]) <= _MAX_REFERENCE_DIGITS else "\ufffd"

@@ -15,10 +15,10 @@ from typing import Any
 
 _TOKEN = re.compile(r"\0(\d+)\0")
 _MARK = "\0"
+_NUMBERS = (int, float)
 
-
-_WORDS = ("SUCCESS", "ERROR", "0", "1", "0.0", "1.0")
-"""Inserted texts that complete a result line of the source: `>>> {kind}_ACCUMULATOR >>>`."""
+WORDS = frozenset({"success", "error", "0", "1", "0.0", "1.0"})
+"""Strings of the source that complete a result line, in any case: `>>> {kind}_ACCUMULATOR >>>`."""
 
 
 class SourceText(str):
@@ -34,6 +34,9 @@ class SourceText(str):
 
     def __radd__(self, other: Any, /) -> Any:
         return self.tracker.concatenate(other, self)
+
+    def upper(self) -> SourceText:
+        return self.tracker.make(str.upper(self), self.skeleton.upper())
 
 
 class Tracker:
@@ -52,18 +55,16 @@ class Tracker:
         return self.make(text, text.replace(_MARK, ""))
 
     def skeleton_of(self, value: object) -> str:
-        """Return literal parts, numbers and a few words as they are.
+        """Return literal parts and numbers as they are.
 
         Any other value is a token, so no text of an agent has a line, a marker or a number in it.
         """
         if isinstance(value, SourceText):
             return value.skeleton
-        if type(value) in (int, float):
+        if type(value) in _NUMBERS:
             return str(value)
         if isinstance(value, str):
             text = str(value)
-            if text in _WORDS:
-                return text
             if text not in self._known:
                 # The same text is the same token: an app is found by its name in two lines.
                 self._known[text] = self._keep(text)
@@ -99,7 +100,7 @@ class Tracker:
         return self.make(text, self.skeleton_of(value)) if is_whole else self._insert(value, text)
 
     def _insert(self, value: object, text: str) -> object:
-        is_number = type(value) in (int, float) and "\n" not in text
+        is_number = type(value) in (*_NUMBERS, bool) and "\n" not in text
         return self.make(text, text) if is_number else text
 
     def concatenate(self, left: Any, right: Any) -> Any:
@@ -134,13 +135,20 @@ class Tracker:
         return self.make(text, skeleton)
 
     def _quote(self, value: object) -> object:
-        return value if type(value) in (int, float) else _Quoted(self.skeleton_of(value))
+        return value if type(value) in _NUMBERS else _Quoted(self.skeleton_of(value))
 
     def render(self, show: Callable[..., str], value: object, **options: object) -> str:
-        """`str(items)`, `repr(items)` and `json.dumps(items)` are still the list."""
+        """`str(items)`, `repr(items)` and `json.dumps(items)` are still the list, or the number."""
+        if show is str and isinstance(value, SourceText):
+            return value
         text = show(value, **options)
-        is_list = isinstance(value, list) and show in (str, repr, json.dumps)
-        return self.make(text, self.skeleton_of(value)) if is_list else text
+        is_kept = isinstance(value, list) or type(value) in _NUMBERS
+        is_kept = is_kept and show in (str, repr, json.dumps)
+        return self.make(text, self.skeleton_of(value)) if is_kept else text
+
+    def show_number(self, show: Callable[..., str], value: object) -> str:
+        """`str(number)` outside a print, where the text of a list does not count."""
+        return show(value) if isinstance(value, list) else self.render(show, value)
 
 
 _CONVERSIONS: dict[int, Callable[[object], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}

@@ -10,10 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from skyfleet.envs.verifiers.source_text import Tracker
+from skyfleet.envs.verifiers.source_text import WORDS, Tracker
 
 MARKERS = re.compile(r"_ACCUMULATOR|\bApp\b|VERIFY_|JUDGE ERROR")
-"""Literals that contain one of these are tracked wherever they stand; others only in a print."""
+"""Literals that contain one of these, or are one of `WORDS`, are tracked wherever they stand; others
+only in a print."""
 
 _NAME = "__source_text__"
 
@@ -38,6 +39,11 @@ class _Rewriter(ast.NodeTransformer):
             return node
         if MARKERS.search("".join(_literals(node.func))):
             return self._track(node)
+        match node:
+            case ast.Call(func=ast.Name(id="str" | "repr"), args=[value], keywords=[]) if (
+                not isinstance(value, ast.Starred)
+            ):
+                return _call(node, "show_number", [node.func, self.visit(value)])
         return self.generic_visit(node)
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
@@ -45,7 +51,8 @@ class _Rewriter(ast.NodeTransformer):
         return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        return self._track(node) if _is_marked(node) else node
+        is_word = isinstance(node.value, str) and node.value.casefold() in WORDS
+        return self._track(node) if is_word or _is_marked(node) else node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
         if _is_marked(node):
