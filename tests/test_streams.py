@@ -40,7 +40,7 @@ def close() -> None:
 
 
 def remove() -> None:
-    sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    sys.stdout = sys.stderr = None
 
 
 @pytest.mark.parametrize("harm", [close, remove])

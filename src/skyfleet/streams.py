@@ -19,6 +19,8 @@ class _Remembered:
     stream: TextIO
     fd: int | None
     """A copy of its file descriptor, which may be closed or belong to another file later."""
+    is_reopened: bool = False
+    """The stream writes to the copy."""
 
 
 _remembered: dict[str, _Remembered] = {}
@@ -30,7 +32,7 @@ def remember_streams() -> None:
         stream, old = getattr(sys, name), _remembered.get(name)
         if not _is_open(stream) or (old is not None and old.stream is stream):
             continue
-        if old is not None and old.fd is not None:
+        if old is not None and old.fd is not None and not old.is_reopened:
             os.close(old.fd)
         _remembered[name] = _Remembered(stream=stream, fd=_copy_descriptor(stream))
 
@@ -49,9 +51,12 @@ def open_stdout() -> TextIO:
     return sys.stdout
 
 
-class LastingStream(io.TextIOBase):
-    """Writes to `stream`, or to standard output once somebody has closed it."""
+def make_lasting(stream: TextIO) -> TextIO:
+    """A stream that writes to `stream`, or to standard output once somebody has closed that."""
+    return cast("TextIO", _LastingStream(stream))
 
+
+class _LastingStream(io.TextIOBase):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
@@ -99,6 +104,7 @@ def _reopen(name: str) -> TextIO:
         return old.stream
     # `sys.__stdout__` may write to the same descriptor, or to one that belongs to another file now.
     if old is not None and old.fd is not None:
+        old.is_reopened = True
         old.stream = open(  # noqa: SIM115 - standard output stays open
             old.fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
         )

@@ -143,9 +143,9 @@ def test_a_command_exits_whatever_environments_leave_behind(tmp_path: Path) -> N
         "environment.close_timeout_seconds=0.2",
         "generator.trajectory_timeout_seconds=1",
     )
+    options = ("--agent", "null", "--output", "out")
     ended = subprocess.run(
-        [sys.executable, "-m", "skyfleet.cli.main", "evaluate", *keys, "--agent", "null"]
-        + ["--output", "out"],
+        [sys.executable, "-m", "skyfleet.cli.main", "evaluate", *keys, *options],
         cwd=tmp_path,
         capture_output=True,
         text=True,

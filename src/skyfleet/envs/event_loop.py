@@ -40,7 +40,7 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
         self._awaited = asyncio.ensure_future(future, loop=self)
         if self._awaited is not future:
             # As the base class does for a coroutine: Ctrl-C may leave it pending.
-            self._awaited._log_destroy_pending = False  # type: ignore[attr-defined]
+            self._awaited._log_destroy_pending = False  # type: ignore[union-attr]
         try:
             return super().run_until_complete(self._awaited)
         finally:
