@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import logging
 import threading
@@ -173,6 +174,29 @@ def test_a_malformed_log_call_does_not_raise_into_its_caller(
     assert RedactingFilter().filter(record)
     assert record.getMessage().startswith(expected)
     assert_safe(record.getMessage())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory", "libtorch.so"),
+    ],
+)
+def test_a_process_without_memory_ends_with_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("skyfleet.cli.main.app", fail)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("skyfleet: out of memory (")
 
 
 def test_an_uncaught_exception_is_redacted_and_escaped(

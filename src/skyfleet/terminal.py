@@ -14,6 +14,7 @@ from functools import cache
 from typing import TextIO
 
 from skyfleet.redaction import redact, redact_known
+from skyfleet.streams import restore_streams
 
 _LINE_BREAKS = "\n\t"
 _SPACES = "\u00a0\u2009\u202f\u3000"
@@ -42,6 +43,7 @@ def print(
     flush: bool = False,
 ) -> None:
     """Python's `print` for commands: escapes control characters and redacts known secrets."""
+    restore_streams()
     stream = sys.stdout if file is None else file
     stream.write(sep.join(sanitize_lines(redact_known(str(value))) for value in values) + end)
     if flush:
@@ -52,6 +54,7 @@ class RedactingFilter(logging.Filter):
     """Redacts log records and escapes their control characters; add it to a logging handler."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        restore_streams()  # the handler writes to standard error next
         record.msg, record.args = sanitize_lines(redact(_format_message(record))), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
@@ -81,6 +84,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 def print_traceback(error: BaseException) -> None:
     """Print Python's traceback to stderr, redacted and escaped."""
+    restore_streams()
     sys.stderr.write(sanitize_lines(redact("".join(traceback.format_exception(error)))))
 
 

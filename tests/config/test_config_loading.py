@@ -214,6 +214,25 @@ def test_unreadable_input_is_one_sentence(
     assert find_problems(text, *overrides) == [sentence]
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("", ("environment.skyrl_gym.env_config={password: hunter2",)),
+        ("", ("environment.skyrl_gym.env_config={'db_password' :'hunter2",)),
+        ("", ("environment.skyrl_gym.env_config=[a, {api_key=hunter2",)),
+        ("", ("environment.skyrl_gym.fleet_task.api_key={hunter2",)),
+        ("", ("password: hunter2",)),
+        ("environment: {skyrl_gym: {env_config: {password: hunter2", ()),
+        ("password:hunter2", ()),
+    ],
+)
+def test_input_that_cannot_be_parsed_is_quoted_without_its_secrets(
+    text: str, overrides: tuple[str, ...]
+) -> None:
+    (problem,) = find_problems(text, *overrides)
+    assert "hunter2" not in problem
+
+
 def test_broken_yaml_is_one_sentence() -> None:
     (problem,) = find_problems("trainer: {seed: 1")
     assert problem.startswith("not YAML: ")

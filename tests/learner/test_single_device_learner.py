@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from skyfleet.algorithms.reduction import (
     token_mean,
 )
 from skyfleet.algorithms.sample import Sample
-from skyfleet.errors import OutOfMemoryError
+from skyfleet.errors import CheckpointError, OutOfMemoryError
 from skyfleet.learner.batching import action_logprobs, pack
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.optimizer import OptimizerSettings, constant_with_warmup
@@ -300,6 +301,34 @@ async def test_a_loaded_learner_continues_bit_for_bit(
     assert reports[0] == reports[1]
     for one, other in zip(*(d.module.parameters() for d in decoders), strict=True):
         assert torch.equal(one, other)
+
+
+class Pickled:
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (pickle.dumps(Pickled()), "objects other than tensors .* they could run code"),
+        (b"", "cannot be read"),
+        (b"PK\x03\x04 half a file", "cannot be read"),
+        (pickle.dumps([1]), "contains a list and not a state|objects other than tensors"),
+    ],
+    ids=["pickle", "empty", "half a file", "list"],
+)
+def test_a_file_without_a_state_is_one_sentence_and_never_executed(
+    tmp_path: Path, content: bytes, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = learner(small_decoder(seed=1))
+    one.save(tmp_path)
+    (tmp_path / "optimizer.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        one.load(tmp_path)
+    assert "weights_only" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "executed" not in capsys.readouterr().out
 
 
 @pytest.fixture

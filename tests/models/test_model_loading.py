@@ -14,7 +14,13 @@ from tests.fakes.small_models import small_decoder
 import skyfleet
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.errors import ModelError
-from skyfleet.models.loading import LoadedModel, load_model, load_weights, save_model
+from skyfleet.models.loading import (
+    LoadedModel,
+    check_model_config,
+    load_model,
+    load_weights,
+    save_model,
+)
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
@@ -77,6 +83,23 @@ def test_a_folder_without_a_model_is_rejected_in_one_sentence(
         ModelError, match=r"^trainer.policy.model.path='.*' (is not a model folder|cannot)"
     ) as caught:
         load_model(str(tmp_path), dtype=torch.float32, device=CPU, config_kwargs={})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not a valid JSON file"),
+        ("{}", "Should have a `model_type` key"),
+        ('{"model_type": "qwen3", "hidden_size": "wide"}', "hidden_size.*wide"),
+    ],
+)
+def test_a_dry_run_rejects_an_invalid_configuration_with_its_reason(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelError, match=rf"='{tmp_path}' cannot be loaded: .*{reason}") as caught:
+        check_model_config(str(tmp_path), trust_remote_code=False)
     assert "\n" not in str(caught.value)
 
 

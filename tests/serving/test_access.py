@@ -45,16 +45,19 @@ TOKEN = "a-token"
         ["serve"],
         ["worlds", "serve", SOURCE, "--dry-run"],
         ["worlds", "serve", SOURCE, "--protocol", "mcp"],
+        ["worlds", "serve", SOURCE, "--protocol", "fleet"],
         ["view", "runs/none"],
     ],
 )
 def test_no_server_listens_beyond_this_machine_without_a_token(
     host: str, command: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("SKYFLEET_API_KEY", raising=False)
-    with pytest.raises(
-        ConfigError, match=r"no token; set the environment variable SKYFLEET_API_KEY"
-    ):
+    own, other = "SKYFLEET_API_KEY", "FLEET_API_KEY"
+    if "fleet" in command:
+        own, other = other, own
+    monkeypatch.delenv(own, raising=False)
+    monkeypatch.setenv(other, "the-key-of-another-server")
+    with pytest.raises(ConfigError, match=rf"no token; set the environment variable {own} "):
         app([*command, "--host", host], standalone_mode=False)
 
 

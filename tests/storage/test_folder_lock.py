@@ -211,3 +211,17 @@ os.kill(os.getpid(), 9)
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     assert ended.stdout == "forked\n"
     assert try_lock(tmp_path) == []
+
+
+def test_a_lock_whose_thread_cannot_start_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("skyfleet.storage.folder_lock.Thread.start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            try_lock(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+    assert try_lock(tmp_path / "run") == []

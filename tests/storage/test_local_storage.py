@@ -61,6 +61,18 @@ def test_a_published_folder_replaces_the_old_one_completely(tmp_path: Path) -> N
     assert names(tmp_path) == ["folder"]
 
 
+def test_a_folder_replaces_a_file_of_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "published"
+    folder.write_text("somebody wrote this")
+    with atomic_folder(folder) as draft:
+        (draft / "a").write_text("new")
+    assert [path.name for path in tmp_path.iterdir()] == ["published"]
+    assert (folder / "a").read_text() == "new"
+    (tmp_path / ".published.replaced").write_text("killed before it was removed")
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["published"]
+
+
 def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     with atomic_folder(folder) as draft:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.fakes.serving import policy_app, serving
 from tests.fakes.small_runs import TRAIN, small_config
 from tests.fakes.tiny_policy import DIMENSIONS
@@ -19,7 +21,7 @@ from skyfleet.engines.http_client import RetryingClient
 from skyfleet.engines.servers import KEY_VARIABLE
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
-from skyfleet.models.loading import LoadedModel, save_model
+from skyfleet.models.loading import LoadedModel, load_tokenizer, read_vocab_size, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.rollouts.episode import collect
 from skyfleet.trainer.limits import build_limits
@@ -104,9 +106,58 @@ async def test_a_server_that_hangs_loses_no_episode(
     assert "did not respond within 3 s" in caplog.text
 
 
+class OutsideVocabulary:
+    """Samples the token id `token` instead of the last one of every completion."""
+
+    def __init__(self, app: ASGIApp, token: int) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts: list[bytes] = []
+
+        async def collect_answer(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        if scope["type"] != "http" or not scope["path"].endswith("/completions"):
+            return await self._app(scope, receive, send)
+        await self._app(scope, receive, collect_answer)
+        answer = json.loads(b"".join(parts))
+        answer["choices"][0]["token_ids"][-1] = self._token
+        return await JSONResponse(answer)(scope, receive, send)
+
+
+@pytest.mark.parametrize("native", [(), NATIVE])
+async def test_a_token_outside_the_vocabulary_of_the_model_gives_no_grade(
+    model: Path, native: tuple[str, ...]
+) -> None:
+    vocab_size = read_vocab_size(str(model), load_tokenizer(str(model)))
+    async with (
+        policy_app(local_config(model), model, "mine", None) as app,
+        serving(OutsideVocabulary(app, vocab_size)) as url,
+    ):
+        attempts = await run_episodes(remote_config(model, url, more=native))
+    assert {(a.ending, a.reward) for a in attempts} == {(Ending.FAILED, None)}
+    for attempt in attempts:
+        assert attempt.failure is not None
+        sentence = f"token_ids contains {vocab_size}, outside the vocabulary of {vocab_size:,}"
+        assert sentence in attempt.failure.detail
+
+
+@pytest.mark.parametrize("padded", [None, 100, 512])
+def test_the_vocabulary_is_that_of_the_model_with_its_padding(
+    model: Path, tmp_path: Path, padded: int | None
+) -> None:
+    tokenizer = load_tokenizer(str(model))
+    if padded is not None:
+        saved = json.loads((model / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(saved | {"vocab_size": padded}))
+    assert read_vocab_size(str(tmp_path), tokenizer) == max(len(tokenizer), padded or 0)
+
+
 async def connect(config: RunConfig) -> list[Any]:
     async with AsyncExitStack() as stack:
-        engines, chats = await connect_servers(config, stack)
+        engines, chats = await connect_servers(config, stack, vocab_size=2048)
         return [*engines, *chats]
 
 

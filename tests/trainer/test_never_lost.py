@@ -168,6 +168,15 @@ async def test_a_resumed_run_removes_later_records_and_reports_missing_rows(
     assert list(run.rglob("*000003*")) == []
     assert (run / "trajectories" / "train" / "step_000002.jsonl.gz").exists()
     assert "no row for 1 of the steps before step 3, the first is step 1" in caplog.text
+    # Not one row is left.
+    (run / "metrics.jsonl").write_text("")
+    (run / "timing.jsonl").unlink()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        await run_training(config(tmp_path))
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        sentence = f"{name} has no row for 3 of the steps before step 3, the first is step 0"
+        assert sentence in caplog.text
 
 
 async def test_a_second_process_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from inspect import isawaitable
 from threading import Event, Thread, current_thread
 from typing import Any, TypeVar
 
+from skyfleet.envs.event_loop import EnvEventLoop
 from skyfleet.terminal import add_note
 
 T = TypeVar("T")
@@ -23,8 +24,9 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
     A notebook has a running loop in the main thread, so sync calls cannot use that one.
     """
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
+    loop = EnvEventLoop()
+    never = loop.create_future()
+    Thread(target=loop.run_until_complete, args=(never,), name=_THREAD, daemon=True).start()
     return loop
 
 

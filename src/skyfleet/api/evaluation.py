@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from skyfleet.api.settings import Sampling, check_sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
 from skyfleet.errors import ConfigError
+from skyfleet.streams import open_stdout
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories import trajectory as records
 
@@ -197,7 +197,7 @@ def _keep_episodes(
             prepare_output(Path(output), opened.config, opened.info)
             archive = closing.enter_context(open_episodes(Path(output), name, opened.step))
         advance: Callable[[], None] = lambda: None  # noqa: E731
-        if progress or (progress is None and (sys.stdout.isatty() or in_notebook())):
+        if progress or (progress is None and (open_stdout().isatty() or in_notebook())):
             console = ConsoleTracker()
             closing.callback(console.close)
             total = n_tasks * opened.config.generator.eval_n_samples_per_prompt

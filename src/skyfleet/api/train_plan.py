@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +29,7 @@ from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.streams import open_stdout
 from skyfleet.terminal import sanitize
 
 if TYPE_CHECKING:
@@ -106,8 +106,9 @@ class TrainingPlan:
         run.save()
 
     def report_progress(self, line: str) -> None:
-        sys.stdout.write(f"setting up: {sanitize(line)}\n")
-        sys.stdout.flush()
+        stdout = open_stdout()
+        stdout.write(f"setting up: {sanitize(line)}\n")
+        stdout.flush()
 
 
 def plan_training(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
 from skyfleet.api.train_plan import TrainArguments, TrainingPlan, plan_training
 from skyfleet.errors import require_torch
+from skyfleet.streams import open_stdout
 from skyfleet.terminal import sanitize
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def train(
     1
     """
     result = run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
-    sys.stdout.write(f"The run is in {sanitize(str(result.folder))}.\n")
+    open_stdout().write(f"The run is in {sanitize(str(result.folder))}.\n")
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from html import escape
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.api.tables import Table
 from skyfleet.chat.message import Message
+from skyfleet.streams import open_stdout
 from skyfleet.terminal import sanitize_lines
 from skyfleet.trainer.callbacks import StepResult
 from skyfleet.trajectories import trajectory as records
@@ -40,7 +40,7 @@ class Trajectory(records.Trajectory):
 
     def show(self) -> None:
         """Print the episode."""
-        sys.stdout.write(f"{sanitize_lines(str(self))}\n")
+        open_stdout().write(f"{sanitize_lines(str(self))}\n")
 
     def __str__(self) -> str:
         return "\n".join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Annotated
 
@@ -22,6 +21,7 @@ def audit_command(
     """List passes with an unchanged state, without a required tool, or that fail on replay."""
     from skyfleet.analysis.audit import Suspicion, audit
     from skyfleet.analysis.run_folder import open_run, warn
+    from skyfleet.envs.event_loop import run_loop
     from skyfleet.envs.registry import env_factory
     from skyfleet.tracking.console import ConsoleTracker
 
@@ -36,7 +36,7 @@ def audit_command(
     console = ConsoleTracker(stream=sys.stderr)
     graded = sum(entry.success is not None for entry in entries)
     with console.progress("graded episodes", graded) as advance:
-        found = asyncio.run(audit(entries, tasks, open_env, on_read=advance))
+        found = run_loop(audit(entries, tasks, open_env, on_read=advance))
     console.close()
     rows = [
         (f.entry_id, f.env_key, f.task_key, f.suspicion.value, f.detail) for f in found.findings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -44,6 +43,7 @@ def evaluate_command(
 ) -> None:
     """Score a checkpoint, a model, an endpoint, or a scripted agent (oracle, null, random)."""
     from skyfleet.config.warnings import warn_greedy_evaluation
+    from skyfleet.envs.event_loop import run_loop
     from skyfleet.evaluation.report import check_output
 
     config = config_from(config_args)
@@ -73,7 +73,7 @@ def evaluate_command(
         "progress": True,
     }
     try:
-        asyncio.run(cancel_on_ctrl_c(_evaluate(config, selected, chosen, arguments)))
+        run_loop(cancel_on_ctrl_c(_evaluate(config, selected, chosen, arguments)))
     except KeyboardInterrupt:
         exit_interrupted(partial(_describe_interruption, output))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from skyfleet.cli.compare import compare_command
 from skyfleet.cli.config import config_app
 from skyfleet.cli.diff import diff_command
 from skyfleet.cli.evaluate import evaluate_command
+from skyfleet.cli.exiting import exit_stuck
 from skyfleet.cli.import_dumps import import_dumps_command
 from skyfleet.cli.log import log_command
 from skyfleet.cli.presets import presets_command
@@ -26,6 +28,7 @@ from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
 from skyfleet.errors import SkyfleetError
 from skyfleet.redaction import redact
+from skyfleet.streams import remember_streams, restore_streams
 from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
 
 app = typer.Typer(
@@ -70,7 +73,16 @@ app.add_typer(config_app)
 
 def main() -> None:
     """Run a command; a user's mistake prints one sentence and exits with code 2."""
+    remember_streams()
     install_thread_hook()
+    try:
+        _run()
+    except SystemExit as end:
+        exit_stuck(end.code)
+        raise
+
+
+def _run() -> None:
     try:
         app()
     except (Exception, BaseExceptionGroup) as error:
@@ -93,15 +105,31 @@ def _split(error: BaseException) -> tuple[BaseException | None, BaseException | 
 
 def _is_explained(error: BaseException) -> bool:
     """Its text says what happened to what."""
-    return isinstance(error, SkyfleetError) or (
-        isinstance(error, OSError) and error.filename is not None
-    )
+    if isinstance(error, SkyfleetError) or _is_out_of_memory(error):
+        return True
+    return isinstance(error, OSError) and error.filename is not None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Also of the address space: then no thread can be started, or a library fails to map a file."""
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return True
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+
+
+def _describe(error: BaseException) -> str:
+    if _is_out_of_memory(error):
+        return (
+            f"out of memory ({str(error).strip() or 'MemoryError'}); raise the limit of the process, "
+            "end others, or lower generator.max_num_seqs and trainer.max_tokens_per_microbatch"
+        )
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _fail(error: BaseException, *notes: str) -> None:
-    first = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    restore_streams()
     # A message may quote model output or a downloaded file.
-    text = "\n".join([first, *getattr(error, "__notes__", ()), *notes])
+    text = "\n".join([_describe(error), *getattr(error, "__notes__", ()), *notes])
     lines = map(sanitize, redact(text).splitlines())
     print("skyfleet: " + "\n".join(lines), file=sys.stderr)
     raise SystemExit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +33,7 @@ def replay_command(
 ) -> None:
     """Replay an episode in its environment; exit code 1 if anything differs."""
     from skyfleet.analysis.run_folder import open_run
+    from skyfleet.envs.event_loop import run_loop
     from skyfleet.trajectories.archive import load
     from skyfleet.trajectories.index import find_entry
 
@@ -53,8 +53,8 @@ def replay_command(
     if fork_at is not None:
         checkpoint, description = _find_agent(folder, agent, checkpoint)
         print(f"from turn {fork_at} on: {sanitize(description)}")
-        asyncio.run(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
-    elif difference := asyncio.run(_difference(folder, trajectory, task)):
+        run_loop(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
+    elif difference := run_loop(_difference(folder, trajectory, task)):
         print(f"{episode_id} is different: {sanitize(difference)}")
         raise typer.Exit(1)
     else:

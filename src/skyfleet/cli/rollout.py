@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +34,7 @@ def rollout_command(
     """Run one episode and print it turn by turn."""
     from rich.console import Console
 
+    from skyfleet.envs.event_loop import run_loop
     from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
 
@@ -50,7 +50,7 @@ def rollout_command(
         plan = [f"would run {tasks[0].key} with {checkpoint or agent}", *plan_memory(selected)]
         show_plan(config, plan)
         return
-    asyncio.run(_rollout(config, tasks[0], selected, Console(highlight=False)))
+    run_loop(_rollout(config, tasks[0], selected, Console(highlight=False)))
 
 
 async def _rollout(config: RunConfig, task: Task, agent: Policy | str, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -57,6 +56,7 @@ def validate_command(
 ) -> None:
     """Check that each task is solvable and that its verifier rejects wrong solutions."""
     from skyfleet.config.loading import load_config
+    from skyfleet.envs.event_loop import run_loop
     from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
 
@@ -86,7 +86,7 @@ def validate_command(
         resume=resume,
         restart=restart,
     )
-    _print_verdicts(asyncio.run(checking))
+    _print_verdicts(run_loop(checking))
     print(f"quarantine: {quarantine}")
 
 

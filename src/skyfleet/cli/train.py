@@ -27,9 +27,10 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
         _show_dry_run(config)
         return
     from skyfleet.api.training import train_async
+    from skyfleet.envs.event_loop import run_loop
 
     try:
-        result = asyncio.run(_run_until_signal(train_async(config=config)))
+        result = run_loop(_run_until_signal(train_async(config=config)))
     except (KeyboardInterrupt, _TerminatedError) as end:
         sent = end.sent if isinstance(end, _TerminatedError) else signal.SIGINT
         exit_interrupted(partial(_describe_interruption, config), sent)

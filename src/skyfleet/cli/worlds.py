@@ -14,6 +14,7 @@ import typer
 from skyfleet.cli.arguments import AllowHost, DryRun
 from skyfleet.errors import ConfigError
 from skyfleet.serving.access import (
+    TOKEN_VARIABLE,
     build_access_policy,
     check_bind,
     choose_family,
@@ -25,6 +26,8 @@ from skyfleet.terminal import print
 
 if TYPE_CHECKING:
     from skyfleet.tasks.task import Task
+
+FLEET_VARIABLE = "FLEET_API_KEY"
 
 worlds_app = typer.Typer(
     name="worlds",
@@ -69,7 +72,11 @@ def serve_command(
     ],
     protocol: Annotated[Literal["openenv", "mcp", "fleet"], typer.Option()] = "openenv",
     host: Annotated[
-        str, typer.Option(help="0.0.0.0 listens on all interfaces, and needs SKYFLEET_API_KEY.")
+        str,
+        typer.Option(
+            help="0.0.0.0 listens on all interfaces, and needs SKYFLEET_API_KEY, or FLEET_API_KEY "
+            "with fleet."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     max_sessions: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 1024,
@@ -90,10 +97,11 @@ def serve_command(
     from skyfleet.trainer.tasks import load_sources
     from skyfleet.worlds.catalog import get_world
 
-    # Fleet's protocol has a key of its own, which is always required.
-    token = None if protocol == "fleet" else read_token()
-    if protocol != "fleet":
-        check_bind(host, token)
+    variable = FLEET_VARIABLE if protocol == "fleet" else TOKEN_VARIABLE
+    key = read_token(variable)
+    check_bind(host, key, variable=variable)
+    # Fleet's server checks its key itself.
+    token = None if protocol == "fleet" else key
     access = build_access_policy(host, token=token, allowed_hosts=allow_host or ())
     host, url = strip_brackets(host), format_url(host, port)
     tasks = load_sources(sources, key="SOURCE")
@@ -141,10 +149,10 @@ def _app(protocol: str, tasks: list[Task], *, max_sessions: int, ttl_seconds: in
         )
     from skyfleet.worlds.fleet_server.server import build_fleet_app
 
-    api_key = os.environ.get("FLEET_API_KEY")
+    api_key = os.environ.get(FLEET_VARIABLE)
     if api_key is None:
         api_key = secrets.token_urlsafe(16)
-        print(f"FLEET_API_KEY is not set; clients need FLEET_API_KEY={api_key}")
+        print(f"{FLEET_VARIABLE} is not set; clients need {FLEET_VARIABLE}={api_key}")
     return build_fleet_app(
         tasks, api_key=api_key, ttl_seconds=ttl_seconds, max_instances=max_sessions
     )

@@ -11,6 +11,7 @@ import yaml
 
 from skyfleet.config.skyrl_compat import canonical_key
 from skyfleet.errors import ConfigError
+from skyfleet.secret_names import looks_secret
 
 Path = tuple[str, ...]
 
@@ -35,11 +36,11 @@ def parse_yaml(text: str, problems: list[str]) -> dict[Path, Any]:
     try:
         tree = yaml.load(text, _Loader)  # a SafeLoader
     except yaml.YAMLError as error:
-        problems.append(f"not YAML: {' '.join(str(error).split())}")
+        problems.append(f"not YAML: {_cut_secrets(' '.join(str(error).split()))}")
         return {}
     if tree is None or isinstance(tree, dict):
         return dict(leaves(tree or {}))
-    shown = repr(tree)
+    shown = _cut_secrets(repr(tree))
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     problems.append(f"a configuration is a mapping of keys; this is {shown}")
     return {}
@@ -56,13 +57,15 @@ def apply_overrides(
     for override in overrides:
         key, equals, text = override.lstrip("+").partition("=")
         if not equals or not key:
-            problems.append(f"{override!r} is not an override; write it as key=value")
+            shown = _cut_secrets(override)
+            problems.append(f"{shown!r} is not an override; write it as key=value")
             continue
         try:
             value = parse_value(text)
         except yaml.YAMLError:
+            shown = _cut_secrets(text, name=key)
             problems.append(
-                f'{key}={text!r} is not a YAML value; put quotes inside, as in {key}=\'["a", "b"]\''
+                f'{key}={shown!r} is not a YAML value; put quotes inside, as in {key}=\'["a", "b"]\''
             )
             continue
         set_value(given, key.strip(), value, problems, is_free=is_free)
@@ -96,6 +99,16 @@ def set_value(
         ):
             del given[other]
     given.update(put)
+
+
+def _cut_secrets(text: str, *, name: str = "") -> str:
+    """Text that is not YAML, for an error: nobody knows where a secret in it would end."""
+    if looks_secret(name.rsplit(".", 1)[-1]):
+        return "..."
+    for found in re.finditer(r"([\w.-]+)[\"']?\s*[:=]", text):
+        if looks_secret(found[1].rsplit(".", 1)[-1]):
+            return f"{text[: found.end()]}..."
+    return text
 
 
 def parse_value(text: str) -> Any:

@@ -130,9 +130,12 @@ def vllm_settings(config: RunConfig, *, learns: bool) -> VllmSettings:
 
 
 async def connect_servers(
-    config: RunConfig, opened: AsyncExitStack
+    config: RunConfig, opened: AsyncExitStack, *, vocab_size: int
 ) -> tuple[list[Engine], list[ChatEngine]]:
-    """For each server an engine for tokens and an engine for chat messages with tools."""
+    """For each server an engine for tokens and an engine for chat messages with tools.
+
+    `vocab_size` is that of the served model: another token id is an EngineError.
+    """
     _reject_ignored_keys(config)
     reject_missing_secrets("generator", config.generator)
     servers, common = await _discover(config)
@@ -143,7 +146,11 @@ async def connect_servers(
             async with _routes(server, common["api_key"]) as routes:
                 seconds = config.generator.probe_timeout_seconds
                 await reject_sleeping_server(routes, timeout_seconds=seconds)
-        named: dict[str, Any] = {"model": server.model, "model_names": server.model_names}
+        named: dict[str, Any] = {
+            "model": server.model,
+            "model_names": server.model_names,
+            "vocab_size": vocab_size,
+        }
         engine = OpenAIEngine(server.url, max_model_len=server.max_model_len, **named, **common)
         engines.append(await opened.enter_async_context(engine))
         chat = OpenAIChatEngine(

@@ -15,6 +15,7 @@ from skyfleet.engines.http_client import (
     auth_header,
 )
 from skyfleet.engines.openai_completion import (
+    MAX_VOCAB_SIZE,
     check_model,
     check_reply,
     find_logprobs,
@@ -121,11 +122,12 @@ class OpenAIChatEngine(RetryingClient):
         timeout_seconds: float = 900,
         max_concurrent: int = 512,
         tries: int = 8,
+        vocab_size: int = MAX_VOCAB_SIZE,
         model_names: Collection[str] = (),
     ) -> None:
         """`url` is the base URL, without /chat/completions: http://localhost:8000/v1.
 
-        `model_names`: as in OpenAIEngine.
+        `vocab_size` and `model_names`: as in OpenAIEngine.
         """
         super().__init__(
             f"{url.rstrip('/')}/chat/completions",
@@ -135,7 +137,7 @@ class OpenAIChatEngine(RetryingClient):
             tries=tries,
         )
         self._model, self._template_kwargs = model, dict(chat_template_kwargs or {})
-        self._model_names = model_names
+        self._model_names, self._vocab_size = model_names, vocab_size
         self._returns_token_ids = False
         """It did so at least once."""
         self.policy_version = 0
@@ -172,7 +174,7 @@ class OpenAIChatEngine(RetryingClient):
             prompt = answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
             has_tokens = "token_ids" in choice and prompt is not None
             if has_tokens or self._returns_token_ids:
-                completion = _parse_turn(
+                completion = self._parse_turn(
                     choice, prompt, sampling, parse_policy_version(answer, version)
                 )
                 self._returns_token_ids = True
@@ -186,23 +188,29 @@ class OpenAIChatEngine(RetryingClient):
     async def release(self, session: str) -> None:
         """Nothing to do: a server evicts its cache by itself."""
 
-
-def _parse_turn(
-    choice: Mapping[str, Any], prompt: object, sampling: SamplingParams, policy_version: int
-) -> ChatCompletion:
-    tokens = find_logprobs(choice, "content")
-    if not all(isinstance(token, dict) for token in tokens):
-        raise ValueError(f"logprobs.content={tokens!r}, not a list of objects")
-    return ChatCompletion(
-        message=_parse_message(choice),
-        prompt_token_ids=parse_token_ids(prompt, "prompt_token_ids"),
-        completion=parse_completion(
-            choice,
-            [token.get("logprob") for token in tokens],
-            max_tokens=sampling.max_generate_length,
-            policy_version=policy_version,
-        ),
-    )
+    def _parse_turn(
+        self,
+        choice: Mapping[str, Any],
+        prompt: object,
+        sampling: SamplingParams,
+        policy_version: int,
+    ) -> ChatCompletion:
+        tokens = find_logprobs(choice, "content")
+        if not all(isinstance(token, dict) for token in tokens):
+            raise ValueError(f"logprobs.content={tokens!r}, not a list of objects")
+        return ChatCompletion(
+            message=_parse_message(choice),
+            prompt_token_ids=parse_token_ids(
+                prompt, "prompt_token_ids", vocab_size=self._vocab_size
+            ),
+            completion=parse_completion(
+                choice,
+                [token.get("logprob") for token in tokens],
+                max_tokens=sampling.max_generate_length,
+                policy_version=policy_version,
+                vocab_size=self._vocab_size,
+            ),
+        )
 
 
 def _parse_message(choice: Mapping[str, Any]) -> Message:

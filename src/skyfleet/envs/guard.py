@@ -329,11 +329,16 @@ def install_task_factory(loop: asyncio.AbstractEventLoop) -> None:
             task = asyncio.Task(run, loop=loop, **options)
         if is_inner:
             # A task that is cancelled before it starts never reaches the coroutine.
-            task.add_done_callback(lambda _: coro.close())
+            task.add_done_callback(lambda _: _close_unstarted(coro))
         return task
 
     create.guards_environments = True  # type: ignore[attr-defined]
     loop.set_task_factory(create)
+
+
+def _close_unstarted(coro: Coroutine[Any, Any, Any]) -> None:
+    if inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+        coro.close()
 
 
 async def _run_inner(guard: EnvGuard, coro: Coroutine[Any, Any, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dis
 import inspect
 import logging
@@ -221,8 +222,11 @@ class GuardedCall:
         for one in reversed(chain):
             with suppress(BaseException):
                 self._run(one.close)
-        # One that ignores even GeneratorExit is kept: collecting it would resume it.
+        # One that ignores even GeneratorExit is never collected, not even by the interpreter that
+        # exits: that would resume it, without an event loop, and it may try again without end.
         if alive := [one for one in chain if inspect.getcoroutinestate(one) != CORO_CLOSED]:
+            for one in alive:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
             abandoned_calls.add(guard.calls_key, lambda: bool(alive))
         logger.warning(
             "environment %s ignored its cancellation for %g s in %s (task %s); the call was "

@@ -17,6 +17,7 @@ from skyfleet.algorithms.reduction import sequence_mean
 from skyfleet.algorithms.sample import Sample
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
+from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import take_rows
 
@@ -111,8 +112,7 @@ class Critic:
         if not (folder / _FILE).exists():
             return
         model = self._get_model()
-        # To the CPU: the device would hold everything twice.
-        state = torch.load(folder / _FILE, weights_only=True, map_location="cpu")
+        state = load_state(folder / _FILE)
         model.load_state_dict(state)
         self._optimizer.load_state_dict(state["optimizer"])
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
+from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.lora import merge
 from skyfleet.models.out_of_memory import explain_out_of_memory
@@ -175,10 +175,7 @@ class SingleDeviceLearner:
 
     def load(self, folder: Path) -> None:
         self._load_policy(folder)
-        # To the CPU: the device would hold everything twice.
-        state: dict[str, Any] = torch.load(
-            folder / "optimizer.pt", weights_only=True, map_location="cpu"
-        )
+        state = load_state(folder / "optimizer.pt")
         self._enter_phase(state["phase"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]

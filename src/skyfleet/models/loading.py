@@ -46,6 +46,20 @@ def check_model_path(path: str, *, key: str = POLICY_KEY) -> None:
         )
 
 
+def check_model_config(path: str, *, trust_remote_code: bool, key: str = POLICY_KEY) -> None:
+    """ModelError for a local folder whose model cannot be built, before anything else is loaded."""
+    check_model_path(path, key=key)
+    if trust_remote_code or not looks_local(path):  # its own code is run only when it is loaded
+        return
+    try:
+        AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        reason = _describe_load_error(error)
+        raise ModelError(f"{key}={path!r} cannot be loaded: {reason}") from error
+
+
 def looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or Path(path).exists()
 
@@ -86,6 +100,20 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         raise ModelError(
             f"the tokenizer of {POLICY_KEY}={path!r} cannot be loaded: {reason}"
         ) from error
+
+
+def read_vocab_size(path: str, tokenizer: Any, *, trust_remote_code: bool = False) -> int:
+    """Token ids that the model of `tokenizer` can sample; its own configuration may pad them."""
+    n_tokens = len(tokenizer)
+    if path == "smollm2":
+        return n_tokens
+    try:
+        config = AutoConfig.from_pretrained(
+            str(Path(path).expanduser()), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError):  # a folder or repository of a tokenizer only
+        return n_tokens
+    return max(n_tokens, getattr(config.get_text_config(), "vocab_size", None) or 0)
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:
@@ -146,13 +174,16 @@ def _load_pretrained(
 
 
 def _describe_load_error(error: Exception) -> str:
-    """The first line of an error of transformers."""
+    """The first line of an error of transformers, and the next if it only announces that."""
     if "trust_remote_code" in str(error):
         return (
             "it needs Python code of its own, which is not executed; read that code, and set "
             f"{TRUST_KEY}=true if you trust it"
         )
-    return str(error).strip().split("\n")[0]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[1]}"
+    return lines[0] if lines else type(error).__name__
 
 
 def override_config(config: Any, changes: Mapping[str, Any]) -> None:

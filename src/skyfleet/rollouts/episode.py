@@ -25,6 +25,7 @@ from skyfleet.errors import (
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.grading import EpisodeGrade, check_step_rewards, grade_episode
 from skyfleet.rollouts.rendering import render
+from skyfleet.streams import restore_streams
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
@@ -125,6 +126,7 @@ async def run_episode(
             reason = f"{guard.during}: it cancelled the task that runs its episode"
             episode.failure = Failure.of(EnvError(reason))
     finally:
+        restore_streams()
         # In this task, and last: an engine that hangs does not keep the environment open.
         await episode.release()
     return Trajectory(

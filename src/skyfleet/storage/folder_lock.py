@@ -61,10 +61,10 @@ class FolderLock:
                     await self._wait_for_heartbeat(found, on_wait)
                 is_ours = True
                 self._write_owner()
+            Thread(target=self._beat, name="skyfleet lock", daemon=True).start()
         except BaseException:
             self._close(remove=is_ours)
             raise
-        Thread(target=self._beat, name="skyfleet lock", daemon=True).start()
 
     def release(self) -> None:
         """Remove the lock file, and the folders that `acquire` created if nothing is in them."""

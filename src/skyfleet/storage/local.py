@@ -86,9 +86,9 @@ def discard(folder: Path) -> None:
 def sweep(parent: Path, pattern: str = "*") -> None:
     """Remove what killed writers and `discard` left in `parent` of the files and folders named so."""
     for leftover in [*parent.glob(f".{pattern}.draft"), *parent.glob(f".{pattern}.replaced")]:
-        if leftover.is_dir():
+        if leftover.is_dir() or leftover.suffix == ".replaced":
             _clean_up(parent / leftover.stem.removeprefix("."))
-        elif leftover.suffix == ".draft":
+        else:
             leftover.unlink(missing_ok=True)
 
 
@@ -98,8 +98,10 @@ def _clean_up(folder: Path) -> None:
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
     for leftover in (_draft_path(folder), replaced):
-        if leftover.exists():
+        if leftover.is_dir():
             shutil.rmtree(leftover)
+        else:  # something else had the folder's name
+            leftover.unlink(missing_ok=True)
 
 
 def _draft_path(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from skyfleet.chat.message import Message
 from skyfleet.redaction import redact
+from skyfleet.streams import make_lasting, open_stdout, remember_streams
 from skyfleet.terminal import sanitize, sanitize_lines
 from skyfleet.trajectories.trajectory import Group
 
@@ -47,8 +48,9 @@ class ConsoleTracker:
         stream: TextIO | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        stream, self._clock = stream or sys.stdout, clock
-        self._screen = _Bars(stream) if stream.isatty() else _Lines(stream)
+        remember_streams()
+        lasting, self._clock = make_lasting(stream or open_stdout()), clock
+        self._screen = _Bars(lasting) if lasting.isatty() else _Lines(lasting)
         self._training = _Phase("step", total=total_steps, done=done_steps, clock=clock)
         self._screen.open(self._training)
         self._failure = ""

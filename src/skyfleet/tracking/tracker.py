@@ -48,9 +48,13 @@ def make_trackers(
     project_name: str,
     config: Mapping[str, object],
     resume_step: int | None,
+    has_rows: bool = False,
     total_steps: int | None = None,
 ) -> list[Tracker]:
-    """Build one tracker per name, in that order; rows after `resume_step` are discarded."""
+    """Build one tracker per name, in that order; rows after `resume_step` are discarded.
+
+    `has_rows`: the rows before it are in this folder, and a warning reports those that are not.
+    """
     check_trackers(names)
     # wandb first: it raises without a login, and then no other tracker has written a file yet.
     factories: dict[str, Callable[[], Tracker]] = {
@@ -60,7 +64,7 @@ def make_trackers(
         "tensorboard": lambda: TensorboardTracker(
             run_folder / "tensorboard", resume_step=resume_step
         ),
-        "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step),
+        "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step, has_rows=has_rows),
         "console": lambda: ConsoleTracker(
             total_steps=total_steps, done_steps=max(resume_step or 0, 0)
         ),
@@ -90,11 +94,14 @@ class JsonlTracker:
     machine (`timing/*`) go to `timing.jsonl`.
     """
 
-    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
-        """Rows after `resume_step` are removed; None starts both files empty."""
+    def __init__(self, folder: Path, *, resume_step: int | None, has_rows: bool = False) -> None:
+        """Rows after `resume_step` are removed; None starts both files empty.
+
+        `has_rows`: a file without any row has lost them.
+        """
         make_folder(folder)
-        self._metrics = _reopen(folder / "metrics.jsonl", resume_step)
-        self._timing = _reopen(folder / "timing.jsonl", resume_step)
+        self._metrics = _reopen(folder / "metrics.jsonl", resume_step, has_rows=has_rows)
+        self._timing = _reopen(folder / "timing.jsonl", resume_step, has_rows=has_rows)
         self._warned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -131,13 +138,17 @@ class JsonlTracker:
             file.flush()
 
 
-def _reopen(path: Path, resume_step: int | None) -> TextIO:
+def _reopen(path: Path, resume_step: int | None, *, has_rows: bool) -> TextIO:
     if resume_step is None:
         write_atomically(path, b"")
         return path.open("a", encoding="utf-8")
     steps = [read_step(row) for row in truncate_rows(path, resume_step, one_per_step=True)]
     # A run that began from another run's checkpoint has no rows of the steps before it.
-    missing = [step for step in find_missing(steps, resume_step) if steps and step > steps[0]]
+    missing = [
+        step
+        for step in find_missing(steps, resume_step)
+        if (step > steps[0] if steps else has_rows)
+    ]
     if missing:
         logger.warning(
             "%s has no row for %d of the steps before step %d, the first is step %d: the file was "

@@ -63,7 +63,8 @@ class FittedConfig:
         """The plan and its changes, for a dry run."""
         return [
             self.describe()
-            or "memory is not checked: the model's config.json or the device is not on this machine",
+            or "memory is not checked: the model's config.json cannot be read here, or the device is "
+            "not on this machine",
             *self.changes,
         ]
 

@@ -32,7 +32,7 @@ from skyfleet.envs.env import EnvFactory, Observation
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
-from skyfleet.models.loading import LoadedModel, load_tokenizer, save_model
+from skyfleet.models.loading import LoadedModel, load_tokenizer, read_vocab_size, save_model
 from skyfleet.models.rope import has_rope_scaling
 from skyfleet.rollouts.conversation import (
     AgentFactory,
@@ -174,17 +174,16 @@ async def open_inference_client(
         ) as policy_client:
             yield policy_client
         return
-    tokenizer = load_tokenizer(
-        path or _tokenizer_path(config),
-        trust_remote_code=config.trainer.policy.model.trust_remote_code,
-    )
+    path, trusts = path or _tokenizer_path(config), config.trainer.policy.model.trust_remote_code
+    tokenizer = load_tokenizer(path, trust_remote_code=trusts)
     renderer = build_renderer(config.generator, tokenizer)
     async with AsyncExitStack() as opened:
         chats: list[ChatEngine] = []
         if config.generator.is_remote:
-            engines, chats = await connect_servers(config, opened)
+            vocab_size = read_vocab_size(path, tokenizer, trust_remote_code=trusts)
+            engines, chats = await connect_servers(config, opened, vocab_size=vocab_size)
         else:
-            engines = await start_vllm(config, str(path), renderer, opened, learns=False)
+            engines = await start_vllm(config, path, renderer, opened, learns=False)
         yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 

@@ -12,7 +12,7 @@ from skyfleet.config.validation import find_unsupported_values, find_untrainable
 from skyfleet.config.warnings import find_warnings
 from skyfleet.engines.vllm_controller import check_vllm
 from skyfleet.errors import ConfigError
-from skyfleet.models.loading import check_model_path
+from skyfleet.models.loading import check_model_config
 from skyfleet.tracking.tracker import check_trackers
 
 
@@ -44,7 +44,8 @@ def reference_checks(
     """One check per thing that the configuration names; each raises if it is not found."""
     trainer = config.trainer
     if not model_is_given:
-        yield partial(check_model_path, trainer.policy.model.path)
+        model = trainer.policy.model
+        yield partial(check_model_config, model.path, trust_remote_code=model.trust_remote_code)
     yield partial(check_trackers, trainer.logger)
     yield partial(build_advantage_estimator, trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:
