@@ -44,7 +44,7 @@ async def test_a_limit_that_expired_by_the_engines_loss_is_known(
     loss: float, finishes: bool
 ) -> None:
     clock = EpisodeClock(0.05)
-    clock.add_engine_loss(loss)
+    clock.add_engine_downtime(loss)
     with pytest.raises(EpisodeTimeoutError):
         async with clock:
             await asyncio.sleep(60)

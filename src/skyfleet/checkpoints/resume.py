@@ -1,4 +1,4 @@
-"""Resume: decide from which checkpoint a run resumes, verify it, and load it."""
+"""Find, verify and load checkpoints; trainer/resuming.py decides from which a run resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ResumeMode = Literal["latest", "from_path", "none"]
 def find_checkpoint(
     root: Path, mode: ResumeMode, path: Path | str | None = None
 ) -> Checkpoint | None:
-    """Decide from which checkpoint a run resumes; None if it starts from scratch.
+    """Find the checkpoint that a resume mode names, unverified; None if there is none.
 
     `mode` is trainer.resume_mode and `path` is trainer.resume_path. `latest` is the newest complete
     checkpoint, whatever latest_ckpt_global_step.txt contains.

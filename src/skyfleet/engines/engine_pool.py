@@ -19,7 +19,7 @@ from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_loss import LossMeter
+from skyfleet.engines.engine_downtime import LossMeter
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.sampler import ends_with_stop
 from skyfleet.engines.sampling_params import SamplingParams

@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import httpx
 
-from skyfleet.engines.engine_loss import (
+from skyfleet.engines.engine_downtime import (
     AnswerTimes,
     deferring_expiry,
     expire_deferred,
-    record_engine_loss,
+    record_engine_downtime,
 )
 from skyfleet.engines.post_request import PostRequest
 from skyfleet.engines.response_body import (
@@ -182,7 +182,7 @@ class RetryingClient:
             self._semaphore.release()
             self._running.discard(request)
             self._lost_seconds += request.lost_seconds
-            record_engine_loss(request.lost_seconds, self._describe_loss(request))
+            record_engine_downtime(request.lost_seconds, self._describe_loss(request))
 
     async def _wait_for_connection(self) -> None:
         """Waiting for others is no loss, unless the others wait for a failing server."""
@@ -196,7 +196,7 @@ class RetryingClient:
         finally:
             lost = self._lost_seconds - lost_before
             lost += sum(request.measure_loss(self._times) for request in self._running)
-            record_engine_loss(min(monotonic() - started, lost), f"{self._url} fails or hangs")
+            record_engine_downtime(min(monotonic() - started, lost), f"{self._url} fails or hangs")
         try:
             await expire_deferred()
         except asyncio.CancelledError:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from skyfleet.engines.engine_loss import (
+from skyfleet.engines.engine_downtime import (
     MIN_BYTES_PER_SECOND,
     MIN_LOSS_SECONDS,
     AnswerTimes,

@@ -220,7 +220,7 @@ async def _run_in_time(
             # Without the failed requests the agent might have finished, so zero would be wrong.
             problem = f" ({clock.engine_problem})" if clock.engine_problem else ""
             raise EngineError(
-                f"{error}, of which {clock.engine_loss_seconds:.1f} s were lost to failed, retried "
+                f"{error}, of which {clock.engine_downtime_seconds:.1f} s were lost to failed, retried "
                 f"or unanswered requests to the engine{problem}; check the server, or raise the "
                 "limit if it is only slow"
             ) from None

@@ -106,7 +106,7 @@ def prepare_folders(config: RunConfig) -> Checkpoint | None:
 
 
 def find_resume_checkpoint(config: RunConfig) -> Checkpoint | None:
-    """The checkpoint this run resumes from, its files verified, or None to start; writes nothing.
+    """Decide from which checkpoint the run resumes, its files verified; None to start. Writes nothing.
 
     Raises ConfigError if the run directory belongs to another run.
     """

@@ -44,14 +44,14 @@ class EpisodeClock:
         "_task",
         "_timer",
         "defer_expiry",
-        "engine_loss_seconds",
+        "engine_downtime_seconds",
         "engine_problem",
         "limit_seconds",
     )
 
     def __init__(self, limit_seconds: float) -> None:
         self.limit_seconds = limit_seconds
-        self.engine_loss_seconds = 0.0
+        self.engine_downtime_seconds = 0.0
         """Time that failed, retried or unanswered engine requests took."""
         self.engine_problem = ""
         """Why the last of them failed."""
@@ -120,12 +120,12 @@ class EpisodeClock:
         True after EpisodeTimeoutError: the episode says nothing about the policy, so it has no grade.
         """
         # Not by elapsed_seconds: it goes on while a cancelled call ends.
-        lost = self.engine_loss_seconds
+        lost = self.engine_downtime_seconds
         return lost > 0 and lost >= MATERIAL_LOSS * self.limit_seconds
 
-    def add_engine_loss(self, seconds: float, problem: str = "") -> None:
+    def add_engine_downtime(self, seconds: float, problem: str = "") -> None:
         """Count time in which the engine had failed or did not answer; the limit stays."""
-        self.engine_loss_seconds += seconds
+        self.engine_downtime_seconds += seconds
         self.engine_problem = problem or self.engine_problem
 
     def extend(self, seconds: float) -> None:

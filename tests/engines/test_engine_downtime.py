@@ -30,7 +30,7 @@ from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.engine import Engine
-from skyfleet.engines.engine_loss import AnswerTimes
+from skyfleet.engines.engine_downtime import AnswerTimes
 from skyfleet.engines.engine_pool import EnginePool
 from skyfleet.engines.openai_chat import OpenAIChat
 from skyfleet.engines.openai_engine import OpenAIEngine
@@ -192,7 +192,7 @@ async def test_a_body_is_lost_if_its_server_is_slow_and_not_if_this_process_is(
             blocker = asyncio.create_task(block())
             await model.reply([Message(role="user", content="q")], (), SAMPLING)
             blocker.cancel()
-    assert (clock.engine_loss_seconds > 0) is is_lost
+    assert (clock.engine_downtime_seconds > 0) is is_lost
 
 
 async def test_an_answer_that_waits_for_a_blocked_event_loop_is_no_unanswered_request() -> None:

@@ -1,4 +1,4 @@
-"""Time that an episode loses to a failing server: failed, retried and unanswered requests.
+"""Engine downtime: time that an episode loses to a failing server: failed, retried and unanswered requests.
 
 A time limit that passes because of such a loss says nothing about the policy, so the episode has no
 grade. Slow but healthy generation is no loss.
@@ -63,11 +63,11 @@ def find_limit_seconds() -> float:
     return clock.limit_seconds if clock is not None and clock.limit_seconds > 0 else inf
 
 
-def record_engine_loss(seconds: float, problem: str = "") -> None:
+def record_engine_downtime(seconds: float, problem: str = "") -> None:
     """Count lost time on the clock of the current episode, if there is one."""
     clock = current_clock.get()
     if clock is not None and seconds > 0:
-        clock.add_engine_loss(seconds, problem)
+        clock.add_engine_downtime(seconds, problem)
 
 
 @contextmanager
@@ -105,9 +105,9 @@ class LossMeter:
     def record_failure(self, error: Exception) -> None:
         """The whole call was in vain: record what its parts have not."""
         lost = monotonic() - self._started
-        record_engine_loss(lost - (_recorded_seconds() - self._recorded), str(error))
+        record_engine_downtime(lost - (_recorded_seconds() - self._recorded), str(error))
 
 
 def _recorded_seconds() -> float:
     clock = current_clock.get()
-    return clock.engine_loss_seconds if clock is not None else 0.0
+    return clock.engine_downtime_seconds if clock is not None else 0.0
