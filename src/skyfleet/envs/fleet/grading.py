@@ -26,6 +26,8 @@ from skyfleet.envs.verifiers.run_verifier import (
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
 
+VerifierFunction = ast.FunctionDef | ast.AsyncFunctionDef
+
 _NOTHING_QUOTED = Quoted()
 
 
@@ -92,13 +94,13 @@ def parse_verdict(
     return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout + note)
 
 
-def find_verifier_function(code: str) -> ast.FunctionDef:
+def find_verifier_function(code: str) -> VerifierFunction:
     """Find the function to call without running any code."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise VerifierError(f"verifier_code cannot be parsed: {error}; fix it") from error
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in body if isinstance(node, VerifierFunction)]
     if not functions:
         raise VerifierError("verifier_code has no function; define validate_task(env)")
     named = [f for f in functions if VERIFIER_NAME.match(f.name)]
@@ -106,7 +108,7 @@ def find_verifier_function(code: str) -> ast.FunctionDef:
 
 
 def _make_arguments(
-    function: ast.FunctionDef, final_answer: str | None, conversation: Sequence[Message]
+    function: VerifierFunction, final_answer: str | None, conversation: Sequence[Message]
 ) -> Arguments:
     """Return the arguments that `run_verifier` would pass, so that both grade a row alike."""
     available = {"final_answer": final_answer, "conversation": conversation_json(conversation)}
@@ -123,7 +125,7 @@ def _make_arguments(
     return arguments
 
 
-def _parse_signature(function: ast.FunctionDef) -> Signature:
+def _parse_signature(function: VerifierFunction) -> Signature:
     defined = function.args
     kinds = (
         (Parameter.POSITIONAL_ONLY, defined.posonlyargs),
