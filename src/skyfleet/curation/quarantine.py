@@ -161,7 +161,7 @@ def check_training_data(
 
 def _is_graded_by_environment(task: Task) -> bool:
     """Whether the row names an environment of SkyRL's kind, and brings no verifier or reference."""
-    return task.env_class not in (None, "world", "fleet_task") and not (
+    return task.env_class not in (None, "world", "fleet_task", "openenv_fleet") and not (
         task.verifier_code or task.solution
     )
 

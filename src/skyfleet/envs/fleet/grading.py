@@ -11,7 +11,12 @@ from typing import Any
 import httpx
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance
+from skyfleet.envs.fleet.service import (
+    Arguments,
+    FleetService,
+    InstanceEndedError,
+    RemoteInstance,
+)
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.printed import compute_partial_credit, find_judge_error
 from skyfleet.envs.verifiers.quoting import QUOTED_NOTE, Quoted, find_quoted
@@ -57,6 +62,8 @@ async def grade_on_fleet(
             return parse_verdict(answer, partial=settings.partial_reward, quoted=quoted)
         except TimedOutVerifierError:
             raise
+        except InstanceEndedError as error:
+            raise VerifierError(f"task {task.key}: no grade: {error}") from error
         except (httpx.HTTPError, ValueError, VerifierError) as error:
             problem = str(error) or type(error).__name__
         if wait_seconds is not None:
