@@ -38,6 +38,8 @@ from skyfleet.worlds.fleet_server.server import build_fleet_app
 PATH_VARIABLE = "SKYFLEET_OPENENV_FLEET"
 KEY = "local-key"
 
+ASPECTS = ("prompt", "tools", "observation", "done", "reward", "grade")
+
 Script = Sequence[Message]
 """What the agent says, turn by turn."""
 
@@ -94,18 +96,21 @@ async def serve_fleet(app: Any) -> AsyncIterator[FleetSettings]:
             await server.stop()
 
 
-async def compare(settings: FleetSettings, task: Task, name: str, script: Script) -> list[Check]:
-    """Play the script through both clients, each in an instance of its own."""
+async def compare(
+    settings: FleetSettings, task: Task, name: str, script: Script, expected: float | None
+) -> list[Check]:
+    """Play the script through both clients, each in an instance of its own.
+
+    Both grades are compared with the expected one: two unknown grades are no agreement.
+    """
     raw: list[Any] = []
     recording = partial(_record, import_task_env(), raw)
 
     async def open_theirs(task: Task) -> OpenEnvFleetEnv:
         return OpenEnvFleetEnv(recording, task, settings)
 
-    theirs, ours = (
-        await play(open_theirs, task, script),
-        await play(fleet_factory(settings), task, script),
-    )
+    theirs = await play(open_theirs, task, script)
+    ours = await play(fleet_factory(settings), task, script)
     check = partial(Check, task_key=task.key, script=name)
     first, *steps = raw
     raw_rewards = [reward for _, reward, _, _ in steps]
@@ -118,7 +123,8 @@ async def compare(settings: FleetSettings, task: Task, name: str, script: Script
             theirs=_comparable(map(_read, first["tools"])),
             ours=_comparable(ours.tools),
         ),
-        check(aspect="reward", turn=len(script), theirs=raw_rewards[-1], ours=ours.rewards[-1]),
+        check(aspect="grade", turn=len(script), theirs=raw_rewards[-1], ours=expected),
+        check(aspect="grade", turn=len(script), theirs=expected, ours=ours.rewards[-1]),
         check(aspect="reward", turn=0, theirs=any(raw_rewards[:-1]), ours=any(ours.rewards[:-1])),
     ]
     for turn, pair in enumerate(zip(theirs.observations, ours.observations, strict=True), 1):
@@ -200,26 +206,31 @@ def say(text: str = "", *calls: ToolCall, malformed: tuple[str, ...] = ()) -> Me
     return Message(role="assistant", content=text, tool_calls=calls, malformed_calls=malformed)
 
 
-def make_scripts(task: Task) -> dict[str, Script]:
-    """Ways to play a task: solved, half solved, not at all, cut short, and full of mistakes."""
+def make_scripts(task: Task) -> dict[str, tuple[Script, float]]:
+    """Ways to play a task, each with its grade."""
     calls = [call(one.name, **one.arguments) for one in task.solution]
     turns = [say("", one) for one in calls]
     return {
-        "reference": [*turns, say(DONE)],
-        "reference in one turn": [say(DONE, *calls)],
-        "half": [*turns[: len(turns) // 2], say(DONE)],
-        "cut short": turns[: len(turns) // 2],
-        "nothing": [say(DONE)],
-        "mistakes": [
-            say("", call("no_such_tool")),
-            say("", call(calls[0].name, nmber=1)),
-            say("I think about it."),
-            say("", malformed=('{"name": ',)),
-            say("", call(SUBMIT_NAME, answer=7)),
-            say("", *calls[:2]),
-            say(f"It is done. {DONE}"),
-        ],
+        "reference": ([*turns, say(DONE)], 1.0),
+        "reference in one turn": ([say(DONE, *calls)], 1.0),
+        "half": ([*turns[: len(turns) // 2], say(DONE)], 0.0),
+        "cut short": (turns[: len(turns) // 2], 0.0),
+        "nothing": ([say(DONE)], 0.0),
+        "mistakes": (make_mistakes(calls), 1.0 if len(calls) < 3 else 0.0),
     }
+
+
+def make_mistakes(calls: Sequence[ToolCall]) -> Script:
+    """Every mistake that the agent is told about, then the first two calls of the reference."""
+    return [
+        say("", call("no_such_tool")),
+        say("", call(calls[0].name, nmber=1)),
+        say("I think about it."),
+        say("", malformed=('{"name": ',)),
+        say("", call(SUBMIT_NAME, answer=7)),
+        say("", *calls[:2]),
+        say(f"It is done. {DONE}"),
+    ]
 
 
 ODD_RESULTS: dict[str, Any] = {
@@ -240,6 +251,35 @@ ODD_RESULTS: dict[str, Any] = {
     },
 }
 """Results that the worlds' tools do not return, by a name that a script calls them with."""
+
+
+VERIFIERS: dict[str, tuple[str, float | None]] = {
+    "async verifier": (
+        "async def verify(env):\n"
+        "    await env.instance.load()\n"
+        "    rows = await env.db('current').table('issues').all()\n"
+        "    return 1.0 if rows else 0.0\n",
+        1.0,
+    ),
+    "verifier of the conversation": (
+        "def verify(env, final_answer=None, conversation=None):\n"
+        "    turns = json.loads(conversation)\n"
+        "    roles = [turn['role'] for turn in turns]\n"
+        "    return 1 if roles[:3] == ['system', 'user', 'assistant'] else 0\n",
+        1.0,
+    ),
+    "verifier that returns nothing": ("def verify(env):\n    assert env\n", 1.0),
+    "partial result": ("def verify(env):\n    return 0.25\n", 0.25),
+    "crashing verifier": (
+        "def verify(env):\n    return env.db('current').table('x').all()\n",
+        None,
+    ),
+    "judge without an answer": (
+        "def verify(env):\n    print('JUDGE ERROR: 529')\n    return 0\n",
+        None,
+    ),
+}
+"""Verifiers in other forms than the worlds' own, with the grade that both clients must return."""
 
 
 class OddResults:
@@ -280,17 +320,34 @@ async def compare_worlds(tasks_per_world: int) -> tuple[list[Check], str]:
     app = build_fleet_app(tasks, api_key=KEY)
     async with serve_fleet(OddResults(app)) as settings:
         for task in tasks:
-            for name, script in make_scripts(task).items():
-                checks += await compare(settings, task, name, script)
+            checks += await compare_task(settings, task)
         checks += await compare_odd_results(settings)
+        checks += await compare_verifiers(settings)
     instances = app.state.instances
     return checks, f"{instances.created} instances created, {instances.deleted} deleted"
+
+
+async def compare_task(settings: FleetSettings, task: Task) -> list[Check]:
+    checks: list[Check] = []
+    for name, (script, expected) in make_scripts(task).items():
+        checks += await compare(settings, task, name, script, expected)
+    return checks
 
 
 async def compare_odd_results(settings: FleetSettings) -> list[Check]:
     task = generate_world_tasks("github", split="all", count=1)[0]
     script = [say("", call("list_issues", odd=odd)) for odd in ODD_RESULTS]
-    return await compare(settings, task, "odd results", [*script, say(DONE)])
+    return await compare(settings, task, "odd results", [*script, say(DONE)], 0.0)
+
+
+async def compare_verifiers(settings: FleetSettings) -> list[Check]:
+    checks: list[Check] = []
+    (task,) = generate_world_tasks("github", split="all", count=1)
+    script = [say("", call("list_issues")), say(DONE)]
+    for name, (code, expected) in VERIFIERS.items():
+        changed = task.model_copy(update={"verifier_code": code})
+        checks += await compare(settings, changed, name, script, expected)
+    return checks
 
 
 def main() -> None:
@@ -300,13 +357,12 @@ def main() -> None:
         Counter((check.script, check.aspect) for check in checks if check.equal or every)
         for every in (True, False)
     )
-    aspects = ("prompt", "tools", "observation", "done", "reward")
     scripts = list(dict.fromkeys(check.script for check in checks))
     rows = [
-        (script, *(f"{equal[script, one]} of {total[script, one]}" for one in aspects))
+        (script, *(f"{equal[script, one]} of {total[script, one]}" for one in ASPECTS))
         for script in scripts
     ]
-    print(table(("trajectory", *aspects), rows))
+    print(table(("trajectory", *ASPECTS), rows))
     print(instances)
     for check in checks:
         if not check.equal:

@@ -257,8 +257,11 @@ async def _release(episode: _Episode) -> None:
         async with asyncio.timeout(_CREATION_GRACE_SECONDS):
             while not resetting.done() and env._orch is None:
                 await asyncio.wait({resetting}, timeout=_POLL_SECONDS)
+            while not resetting.done():
+                # It catches a cancellation while it lists tools, and tries again.
+                resetting.cancel()
+                await asyncio.wait({resetting}, timeout=_POLL_SECONDS)
     resetting.cancel()
-    await asyncio.gather(resetting, return_exceptions=True)
     orchestrator, instance = env._orch, None
     if orchestrator is not None:
         instance, orchestrator._fleet_env = orchestrator._fleet_env, None
