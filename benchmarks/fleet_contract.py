@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
@@ -282,8 +283,47 @@ VERIFIERS: dict[str, tuple[str, float | None]] = {
 """Verifiers in other forms than the worlds' own, with the grade that both clients must return."""
 
 
+GENERATED_TOOL = {
+    "name": "generated",
+    "description": None,
+    "inputSchema": {
+        "title": "generatedArguments",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "title": {"title": "Title", "type": "string", "description": "A property's name."},
+            "page": {
+                "anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}],
+                "default": None,
+                "title": "Page",
+            },
+            "point": {
+                "type": "array",
+                "title": "Point",
+                "prefixItems": [{"type": "number"}, {"type": "number"}],
+                "minItems": 2,
+            },
+            "labels": {
+                "type": "array",
+                "title": "Labels",
+                "items": {"title": "Label", "enum": ["bug", "idea"], "default": "bug"},
+                "default": [],
+            },
+            "where": {
+                "type": "object",
+                "title": "Where",
+                "properties": {"city": {"type": "string", "title": "City", "default": ""}},
+            },
+        },
+        "required": ["title"],
+    },
+}
+"""A tool whose schema was generated from a signature; the worlds' own schemas have nothing to drop."""
+
+
 class OddResults:
-    """Answers a call with the argument `odd` as ODD_RESULTS says; all else goes to the app."""
+    """Answers a call with the argument `odd` as ODD_RESULTS says, and lists GENERATED_TOOL at the
+    second endpoint; all else goes to the app."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -298,10 +338,15 @@ class OddResults:
         body = await Request(scope, receive).body()
         message = json.loads(body) if body.startswith(b"{") else {}
         odd = ((message.get("params") or {}).get("arguments") or {}).get("odd")
-        if odd is None:
+        at_second = scope["path"].endswith("/api/v1/mcp")
+        if odd is not None:
+            result = ODD_RESULTS[odd]
+        elif at_second and message.get("method") == "tools/list":
+            result = {"tools": [GENERATED_TOOL]}
+        else:
             await self._app(scope, partial(_receive, body), send)
             return
-        answer = {"jsonrpc": "2.0", "id": message["id"], "result": ODD_RESULTS[odd]}
+        answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
         await JSONResponse(answer)(scope, receive, send)
 
 
@@ -336,7 +381,8 @@ async def compare_task(settings: FleetSettings, task: Task) -> list[Check]:
 
 async def compare_odd_results(settings: FleetSettings) -> list[Check]:
     task = generate_world_tasks("github", split="all", count=1)[0]
-    script = [say("", call("list_issues", odd=odd)) for odd in ODD_RESULTS]
+    tools = cycle(["list_issues", "generated"])
+    script = [say("", call(tool, odd=odd)) for tool, odd in zip(tools, ODD_RESULTS, strict=False)]
     return await compare(settings, task, "odd results", [*script, say(DONE)], 0.0)
 
 

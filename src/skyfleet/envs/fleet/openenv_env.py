@@ -22,6 +22,7 @@ from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.content_blocks import parse_content_blocks, to_text, truncate
 from skyfleet.envs.env import EnvFactory, Observation, Step
+from skyfleet.envs.fleet.definitions import strip_to_definitions
 from skyfleet.envs.fleet.env import make_prompt
 from skyfleet.envs.fleet.replies import (
     add_screenshot,
@@ -55,17 +56,24 @@ def build_factory(config: RunConfig) -> EnvFactory:
         FleetSettings.from_config(
             config.environment.skyrl_gym.fleet_task,
             trajectory_timeout_seconds=config.generator.trajectory_timeout_seconds,
-        )
+        ),
+        allow_unconfined=config.environment.verifier.allow_unconfined,
     )
 
 
 def openenv_fleet_factory(
-    settings: FleetSettings,
+    settings: FleetSettings, *, allow_unconfined: bool = False
 ) -> Callable[[Task], Awaitable[OpenEnvFleetEnv]]:
-    """Open one FleetTaskEnv per task, in an instance of its own."""
+    """Open one FleetTaskEnv per task, in an instance of its own.
+
+    `allow_unconfined` accepts verifiers that run code when the SDK loads them in this process.
+    """
     task_env = import_task_env()
 
     async def open_fleet(task: Task) -> OpenEnvFleetEnv:
+        if task.verifier_code is not None and not allow_unconfined:
+            code = strip_to_definitions(task.verifier_code)
+            task = task.model_copy(update={"verifier_code": code})
         return OpenEnvFleetEnv(task_env, task, settings)
 
     return open_fleet
