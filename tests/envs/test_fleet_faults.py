@@ -96,7 +96,7 @@ async def test_one_fault_does_not_lose_the_episode(place: str, fault: str) -> No
 
 
 async def test_an_instance_that_has_ended_is_asked_once() -> None:
-    async with faulty_fleet(**PATIENT) as (open_env, instances, faulty):
+    async with faulty_fleet(lambda path, body: None, **PATIENT) as (open_env, instances, faulty):
         env = await open_env(WRITING)
         await env.reset()
         instances.close_all()

@@ -105,8 +105,7 @@ def execute_verifier(
         exec(_compile(code, tracks), names)
         env = VerifierEnv(seed_db, current_db)
         available = {"final_answer": final_answer, "conversation": conversation}
-        result = run_to_end(call_verifier(_find_function(names), env, available))
-        reward = parse_reward(result)
+        reward = parse_reward(run_to_end(call_verifier(_find_function(names), env, available)))
         check_judge(printed.find_judge_error())
     except VerifierError:
         raise
