@@ -6,6 +6,7 @@ import asyncio
 import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from benchmarks.fleet_contract import (
@@ -121,6 +122,23 @@ async def test_the_environment_class_opens_task_env_with_the_runs_settings(
     assert trajectory.failure is None
     assert trajectory.grade is not None
     assert trajectory.grade.reward == 1.0
+
+
+@needs_task_env
+async def test_a_verifier_that_would_run_code_here_is_refused_before_it_is_loaded(
+    settings: FleetSettings, tmp_path: Path
+) -> None:
+    escaped = tmp_path / "escaped"
+    code = f"open({str(escaped)!r}, 'w').close()\ndef verify(env):\n    return 1\n"
+    task = TASKS[0].model_copy(update={"verifier_code": code})
+    refused = await run_episode(task, openenv_fleet_factory(settings), oracle_policy, LIMITS)
+    assert refused.failure is not None
+    assert "allow_unconfined=true" in refused.failure.detail
+    assert not escaped.exists()
+    allowing = openenv_fleet_factory(settings, allow_unconfined=True)
+    trusted = await run_episode(task, allowing, oracle_policy, LIMITS)
+    assert trusted.failure is not None, "our own server runs it in its jail, which has no files"
+    assert escaped.exists(), "fleet-python loads the source, which is why it is refused"
 
 
 def test_without_task_env_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ z = """
         "x: open('escaped', 'w') = 1\ndef verify(env): pass",
         "if open('escaped', 'w'): pass\ndef verify(env): pass",
         "async def verify(env, x=[open('escaped', 'w')]): pass",
+        "import antigravity\ndef verify(env): pass",
+        "from . import helper\ndef verify(env): pass",
+        "def verify(env: 9 ** 9 ** 9): pass",
         "x = 1; @verifier(key='a')\ndef verify(env): pass",
         "def verify(env): pass\nx = '@verifier()'",
         REOPENED,
@@ -51,10 +54,10 @@ def test_source_that_runs_code_when_it_is_loaded_is_refused(code: str) -> None:
 def test_definitions_are_accepted_without_fleets_imports_and_decorator() -> None:
     code = (
         '"""Doc."""\nfrom fleet import verifier\nimport json\nLIMITS = {"a": [1, -2]}\n'
-        '@verifier(key="k")\nasync def verify(env: Environment, a: str | None = None) -> int:\n'
+        '@verifier(\n  key="k",\n)\nasync def verify(env: Environment, a: str | None = None) -> int:\n'
         "    return json.loads(a)\n"
     )
-    expected = re.sub(r"(from fleet|@verifier).*\n", "", code)
+    expected = re.sub(r"from fleet.*\n|@verifier\([^)]*\)\n", "", code)
     assert strip_to_definitions(code) == expected
     for world in WORLD_NAMES:
         for task in generate_world_tasks(world, split="all", count=3):

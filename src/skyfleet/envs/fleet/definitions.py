@@ -12,9 +12,16 @@ from collections.abc import Iterator
 
 from skyfleet.errors import VerifierError
 
-_FLEET_LINE = re.compile(r"^[ \t]*(@verifier\b|from fleet\b|import fleet\b).*$\n?", re.M)
+_FLEET_LINE = re.compile(
+    r"^[ \t]*(@verifier|from fleet|import fleet)\b[^\n(]*(\([^)]*\))?.*$\n?", re.M
+)
 """Lines that the SDK removes before it executes the source, by patterns of its own."""
 _VERIFIER_CALL = re.compile(r"@verifier\s*\(")
+_MODULES = re.compile(
+    r"(__future__|asyncio|collections|datetime|decimal|functools|itertools|json|math|re|statistics"
+    r"|string|time|typing)\b"
+)
+"""Modules whose import has no effect besides the import."""
 _ANNOTATION = (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp, ast.BitOr, ast.Tuple, ast.List)
 
 
@@ -57,12 +64,20 @@ def _list_executed(statement: ast.stmt) -> Iterator[ast.stmt | ast.expr]:
             ]
             annotations = [one for one in (*annotated, statement.returns) if one is not None]
             yield from (one for one in annotations if not _is_plain_annotation(one))
-        case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+        case ast.Expr(value=ast.Constant()):
+            pass
+        case ast.Import(names=names) if all(map(_is_known, (one.name for one in names))):
+            pass
+        case ast.ImportFrom(module=str(module), level=0) if _is_known(module):
             pass
         case ast.Assign(targets=[ast.Name()], value=value) if _is_literal(value):
             pass
         case _:
             yield statement
+
+
+def _is_known(module: str) -> bool:
+    return _MODULES.match(module) is not None
 
 
 def _is_literal(node: ast.expr) -> bool:
