@@ -21,7 +21,8 @@ from skyfleet.errors import EnvError
 
 _PROTOCOL = "2025-06-18"
 _RETRYABLE_STATUS = (429, 502, 503)
-"""Answers of a gateway that did not reach the tool: any call is repeated."""
+"""Answers of a gateway that, as a rule, did not reach the tool: any call is repeated, as
+FleetTaskEnv does. A rare call that ran all the same runs twice; the alternative loses every one."""
 _TRANSIENT_STATUS = (*_RETRYABLE_STATUS, 404, 408, 425, 500, 504)
 """A call that changes nothing is repeated after these too; 404: a new instance has no route yet."""
 _POLL_SECONDS = 0.25
@@ -68,8 +69,7 @@ class McpTools:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tool's result; EnvError if its outcome cannot be known.
 
-        A call that may have changed something is not repeated, except after an answer of the
-        gateway, which means that it did not reach the tool.
+        A call that may have changed something is repeated only if it has not reached the tool.
         """
         seconds = self._service.settings.call_deadline_seconds
         params = {"name": name, "arguments": dict(arguments)}

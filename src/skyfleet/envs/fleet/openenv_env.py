@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -153,14 +154,18 @@ class OpenEnvFleetEnv:
         if self._task.verifier_code is None:
             raise VerifierError(f"task {self._task.key}: verifier_code is None; set it")
         episode = self._open_episode
-        if not episode.graded:
-            await self._step(episode, {"done": True})
-        if episode.reward is None:
-            reason = episode.env.verifier_error or "FleetTaskEnv returned no reward"
+        try:
+            if not episode.graded:
+                await self._step(episode, {"done": True})
+        except EnvError as error:
+            raise VerifierError(str(error)) from error
+        reward = episode.reward
+        if reward is None or not math.isfinite(reward):
+            reason = episode.env.verifier_error or f"FleetTaskEnv returned {reward}"
             raise VerifierError(f"task {self._task.key}: no grade: {reason}")
         return Grade(
-            reward=episode.reward,
-            success=episode.reward >= SUCCESS_REWARD,
+            reward=reward,
+            success=reward >= SUCCESS_REWARD,
             explanation=episode.env.verifier_stdout or "",
         )
 
