@@ -242,6 +242,16 @@ def test_tasks_of_a_world_are_exported_as_raw_rows(tmp_path: Path) -> None:
     assert [task.key for task in load_tasks(file)] == keys()
 
 
+def test_exported_json_has_the_form_that_fleets_scripts_and_task_env_read(tmp_path: Path) -> None:
+    file = tmp_path / "raw.json"
+    run("tasks", "export", SOURCE, "--output", str(file))
+    rows = json.loads(file.read_text())["tasks"]
+    assert [row["task_key"] for row in rows if row["task_modality"] == "tool_use"] == keys()
+    read_by_task_env = {"prompt", "env_key", "env_version", "data_key", "data_version"}
+    assert read_by_task_env | {"env_variables", "verifier_code"} <= rows[0].keys()
+    assert [task.key for task in load_tasks(file)] == keys()
+
+
 def test_the_error_for_an_invalid_config_file_does_not_print_its_content(tmp_path: Path) -> None:
     file = tmp_path / "raw.yaml"
     file.write_text(json.dumps([{"key": "x" * 10_000}]))

@@ -93,7 +93,7 @@ def bad_tasks() -> tuple[dict[str, list[Task]], dict[str, Reason]]:
     plant(Reason.WRONG_CALL, 7, _with_wrong_call, fresh)
     plant(Reason.ANSWER_IN_PROMPT, 6, _with_answer_in_prompt, fresh_words)
     plant(Reason.ENV_FAILS, 1, lambda t: t.model_copy(update={"data_key": "kinesis"}), fresh)
-    plant(Reason.NO_REFERENCE, 1, lambda t: t.model_copy(update={"solution": ()}), fresh)
+    plant(Reason.UNVERIFIED, 1, lambda t: t.model_copy(update={"solution": ()}), fresh)
     originals = list(islice(fresh, 9))
     plant(Reason.DUPLICATE, 6, _reworded, iter(originals[:6]))
     sources = {"train": [*originals, *(task for _, task in planted)]}

@@ -64,6 +64,15 @@ def test_a_new_verdict_replaces_the_old_one() -> None:
     assert A not in more.updated([Verdict.on(A, None)])
 
 
+def test_an_unverified_row_is_not_in_quarantine(tmp_path: Path) -> None:
+    unverified = Verdict.on(A, (Reason.UNVERIFIED, "solution is empty"))
+    assert unverified.ok
+    assert A not in Quarantine().updated([unverified])
+    row = BAD.rows[A.key, unverified.row_sha256].model_dump_json()
+    (tmp_path / "q.jsonl").write_text(row.replace("vacuous", "no reference") + "\n")
+    assert A not in read_quarantine(tmp_path / "q.jsonl"), "an earlier version's word for it"
+
+
 def test_an_invalid_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text('{"key": "a", "row_sha256": "0", "reason": "dull"}\n')
     with pytest.raises(TaskError, match=r"q.jsonl row 1: reason: Input should be"):

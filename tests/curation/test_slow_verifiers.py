@@ -54,7 +54,7 @@ async def test_resume_checks_again_what_may_have_been_a_time_out_or_an_outage(
     with open_journal(tmp_path / "journal", {}, resume=True) as journal:
         (verdict,) = await validate({"a": [task]}, open_inspectable, journal=journal)
     again = reason in (Reason.UNGRADED, Reason.ENV_FAILS, Reason.FLAKY)
-    assert (verdict.ok, verdict == kept) == (again, not again)
-    assert len(Quarantine().updated([kept]).updated([verdict]).rows) == (not again)
+    assert (verdict.reason is None, verdict == kept) == (again, not again)
+    assert len(Quarantine().updated([kept]).updated([verdict]).rows) == (not again and not kept.ok)
     with open_journal(tmp_path / "journal", {}, resume=True) as journal:
         assert journal.find(task) == verdict

@@ -107,7 +107,11 @@ async def test_a_teacher_replaces_a_missing_reference() -> None:
     assert await check(bare, open_inspectable, teacher, timeout_seconds=5) is None
     fault = await check(bare, open_inspectable, None, timeout_seconds=5)
     assert fault is not None
-    assert fault[0] is Reason.NO_REFERENCE
+    assert fault[0] is Reason.UNVERIFIED
+    vacuous = bare.model_copy(update={"verifier_code": "def verify(env):\n    return 1\n"})
+    fault = await check(vacuous, open_inspectable, None, timeout_seconds=5)
+    assert fault is not None
+    assert fault[0] is Reason.VACUOUS, "what needs no reference is still checked"
 
 
 async def test_an_attempt_without_a_grade_is_not_counted() -> None:

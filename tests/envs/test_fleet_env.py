@@ -24,13 +24,14 @@ from tests.fakes.faulty_fleet import (
 )
 from tests.fakes.serving import nothing_left, serving
 
-from skyfleet.chat.message import Image, Message, ToolCall
+from skyfleet.chat.message import Image, Message, Text, ToolCall
 from skyfleet.config.environment import FleetTask
 from skyfleet.envs.env import close_env, grade_env
 from skyfleet.envs.fleet.env import fleet_factory, make_prompt
 from skyfleet.envs.fleet.grading import grade_on_fleet, parse_verdict
 from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FLEET_URL, FleetSettings
+from skyfleet.envs.fleet.tool_schema import shorten_parameters
 from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
 from skyfleet.errors import ConfigError, EnvError, VerifierError
 from skyfleet.rollouts.episode import run_episode
@@ -212,7 +213,7 @@ def _small_server(tools: dict[str, list[str]], results: dict[str, Any]) -> Any:
             if content is None:
                 refusal = {"code": -32602, "message": "the arguments do not fit"}
                 return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": refusal})
-            result = {"content": content}
+            result = content if isinstance(content, dict) else {"content": content}
         else:
             result = {}
         text = json.dumps({"jsonrpc": "2.0", "id": message.get("id"), "result": result})
@@ -247,6 +248,76 @@ async def test_tools_are_the_union_of_the_endpoints_without_the_screen() -> None
         await env.close()
 
 
+@pytest.mark.parametrize(
+    ("result", "shown", "is_error"),
+    [
+        ({"content": [], "structuredContent": {"result": []}}, '{"result": []}', False),
+        ({"content": [], "structuredContent": []}, "[]", False),
+        ({"structuredContent": {}}, "{}", False),
+        ({"content": []}, "ok", False),
+        ({"content": [{"type": "text", "text": "0"}]}, "0", False),
+        ({"content": [{"type": "text", "text": '{"error": "no row"}'}]}, "Error: no row", True),
+        (
+            {"content": [{"type": "text", "text": '{"status": "failed", "id": 3}'}]},
+            '{"status": "failed", "id": 3}',
+            True,
+        ),
+    ],
+)
+async def test_an_empty_result_is_shown_and_an_error_in_a_result_is_one(
+    result: dict[str, Any], shown: str, is_error: bool
+) -> None:
+    app = _small_server({"/mcp": ["a"]}, {"a/mcp": result})
+    async with nothing_left(), serving(app) as base_url:
+        env = await fleet_factory(quick_settings(base_url, **PATIENT))(WRITING)
+        await env.reset()
+        step = await env.step(_call("a"))
+        assert (step.messages[0].text, step.messages[0].is_error) == (shown, is_error)
+        await env.close()
+
+
+async def test_an_async_verifier_is_graded() -> None:
+    """In the form of Fleet's own docstring."""
+    code = (
+        "async def verify(env):\n    return len(await env.db('seed').table('issues').all()) > 0\n"
+    )
+    task = WRITING.model_copy(update={"verifier_code": code})
+    async with faulty_fleet() as (open_env, _, _):
+        trajectory = await played(task, open_env)
+    assert trajectory.grade is not None
+    assert trajectory.grade.reward == 1.0
+
+
+def test_tool_schemas_keep_only_what_tells_which_arguments_are_accepted() -> None:
+    generated = {
+        "title": "searchArguments",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "title": {"title": "Title", "type": "string", "description": "Of the issue."},
+            "page": {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None},
+            "day": {"anyOf": [{"type": "string"}, {"type": "integer"}, {"type": "null"}]},
+            "point": {"type": "array", "prefixItems": [{"type": "number"}] * 2, "maxItems": 2},
+            "labels": {"type": "array", "items": {"title": "Label", "$ref": "#/$defs/Label"}},
+        },
+        "required": ["title"],
+        "$defs": {"Label": {"title": "Label", "enum": ["bug", "idea"]}},
+    }
+    assert shorten_parameters(generated) == {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "description": "Of the issue."},
+            "page": {"type": "integer"},
+            "day": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "point": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
+            "labels": {"type": "array", "items": {"$ref": "#/$defs/Label"}},
+        },
+        "required": ["title"],
+        "$defs": {"Label": {"enum": ["bug", "idea"]}},
+    }
+    assert shorten_parameters({}) == {"type": "object", "properties": {}, "required": []}
+
+
 async def test_a_screen_task_has_the_computer_tool_only_and_returns_images() -> None:
     shot = {"type": "text", "text": json.dumps({"base64_image": "data:image/jpeg;base64,AAAA"})}
     app = _small_server({"/api/v1/mcp": ["a", "computer"]}, {"computer/api/v1/mcp": [shot]})
@@ -256,6 +327,8 @@ async def test_a_screen_task_has_the_computer_tool_only_and_returns_images() -> 
         observation = await env.reset()
         assert [tool.name for tool in observation.tools] == ["computer"]
         assert "Do one thing, look at the screenshot" in observation.messages[0].text
+        screen = Image(b"\0\0\0", "image/jpeg")
+        assert observation.messages[1].content == (Text(task.prompt), screen)
         step = await env.step(_call("computer", action="screenshot"))
         assert step.messages[0].content == (Image(b"\0\0\0", "image/jpeg"),)
         await env.close()

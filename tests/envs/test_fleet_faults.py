@@ -23,11 +23,13 @@ from tests.fakes.faulty_fleet import (
 )
 from tests.fakes.serving import nothing_left, serving
 
-from skyfleet.envs.env import close_env
+from skyfleet.chat.message import Message, ToolCall
+from skyfleet.envs.env import close_env, grade_env
 from skyfleet.envs.fleet import service
 from skyfleet.envs.fleet.env import fleet_factory
 from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
+from skyfleet.errors import EnvError, VerifierError
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.scripted_agents import oracle_policy
 from skyfleet.trajectories.trajectory import Ending
@@ -65,6 +67,65 @@ async def test_a_server_fault_fails_one_episode_and_not_the_next(place: str, fau
         well = await played(WRITING, open_env)
         assert well.grade is not None
         assert well.grade.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        ("/v1/env/instances", "fail"),
+        ('"name":"list_issues"', "refuse"),
+        ('"name":"update_issue"', "refuse"),
+        ("tools/list", "hang"),
+        ("tools/list", "refuse"),
+    ],
+)
+async def test_one_fault_does_not_lose_the_episode(place: str, fault: str) -> None:
+    faults = iter([fault])
+
+    def goes_wrong_once(path: str, body: bytes) -> str | None:
+        hit = path == place or place.encode() in body
+        return next(faults, None) if hit else None
+
+    patient = {**PATIENT, "tools_deadline_seconds": 3}
+    async with faulty_fleet(goes_wrong_once, **patient) as (open_env, instances, _):
+        trajectory = await played(WRITING, open_env)
+        assert trajectory.failure is None
+        assert trajectory.grade is not None
+        assert trajectory.grade.reward == 1.0
+        assert instances.created == 1
+    assert next(faults, None) is None
+
+
+async def test_an_instance_that_has_ended_is_asked_once() -> None:
+    async with faulty_fleet(lambda path, body: None, **PATIENT) as (open_env, instances, faulty):
+        env = await open_env(WRITING)
+        await env.reset()
+        instances.close_all()
+        faulty.seen.clear()
+        read = ToolCall(id="c", name="list_issues", arguments={})
+        with pytest.raises(EnvError, match=r"the instance has ended: 410 .*raise .*ttl_seconds"):
+            await env.step(Message(role="assistant", tool_calls=(read,)))
+        with pytest.raises(VerifierError, match="no grade: the instance has ended: 410"):
+            await grade_env(env, ())
+        asked = [seen.split(" ")[0].rpartition("/")[2] for seen in faulty.seen]
+        assert asked == ["mcp", "execute"]
+        await close_env(env)
+
+
+async def test_an_instance_that_ends_before_its_tools_are_listed_is_not_waited_for() -> None:
+    pools: list[Any] = []
+
+    def end_first(path: str, body: bytes) -> str | None:
+        if b"initialize" in body:
+            pools[0].close_all()
+        return None
+
+    async with faulty_fleet(end_first, **PATIENT) as (open_env, instances, faulty):
+        pools.append(instances)
+        trajectory = await played(WRITING, open_env)
+        assert trajectory.failure is not None
+        assert "the instance has ended" in trajectory.failure.detail
+    assert sum("/mcp" in seen for seen in faulty.seen) == 1
 
 
 async def test_after_a_lost_answer_only_read_only_calls_are_retried() -> None:

@@ -18,7 +18,6 @@ from tests.envs.two_executors import CLOCK_WARNING, both_scores
 from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers.printed import compute_partial_credit
 from skyfleet.envs.verifiers.run_verifier import load_state, run_verifier
-from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.worlds.catalog import WORLD_NAMES, generate_world_tasks, get_world
 from skyfleet.worlds.toolkit import App
@@ -87,7 +86,8 @@ def test_tasks_of_a_world_score_the_same_solved_undone_half_done_and_overdone(
 def test_fleets_booking_verifiers_run_to_a_score_on_an_untouched_world(tmp_path: Path) -> None:
     seed = get_world("booking").image(3)
     scores = [both_scores(tmp_path, code, seed, seed, None) for code in _fleet_verifiers()]
-    assert scores == [(0.0, 0.0)] * 40
+    assert scores == [(0.0, 0.0)] * len(scores)
+    assert len(scores) >= 40
 
 
 @has_fleet_tasks
@@ -101,6 +101,8 @@ def test_fleets_booking_verifiers_score_the_same_after_writes(tmp_path: Path) ->
             with closing(app.db):
                 write(app, code)
                 theirs, ours = both_scores(tmp_path, code, seed, app.db.image(), "It costs 1,200.")
+            # Two executors that both give no score do not agree: neither has graded.
+            assert theirs is not None, code.partition("(")[0]
             assert theirs == ours, code.partition("(")[0]
             seen.add(ours)
     assert seen >= {0.0, 1.0}
@@ -118,10 +120,7 @@ def test_fleets_booking_verifiers_earn_the_share_that_their_lists_show() -> None
             _save_what_is_named(app, code)
             for answer in ("It costs 1,200.", forged):
                 states = (seed, app.db.connection)
-                try:
-                    plain = run_verifier(code, *states, answer)
-                except VerifierError:
-                    continue  # a few expect columns that this world leaves empty
+                plain = run_verifier(code, *states, answer)
                 grade = run_verifier(code, *states, answer, partial_credit=True)
                 assert grade.reward == (plain.reward or compute_partial_credit(plain.explanation))
                 rewards.add(grade.reward)
@@ -158,9 +157,10 @@ def _save_what_is_named(app: App, code: str) -> None:
     """
     numbers = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
     hotels = {n for n in numbers if isinstance(n, int) and 100 < n < 30_000 and n // 100 != 20}
+    notes = "It costs 1,200." if re.search(r"""["']notes""", code) else None
     lists = set(re.findall(r"""list_name["'], ["']([^"']+)["']""", code))
     for list_name in lists:
         app.db.write("insert or ignore into wishlist_lists values ('1', ?)", list_name)
         for hotel in hotels:
-            sql = "insert or ignore into saved_properties values (1, ?, ?, null, '2026-01-01')"
-            app.db.write(sql, hotel, list_name)
+            sql = "insert or ignore into saved_properties values (1, ?, ?, ?, '2026-01-01')"
+            app.db.write(sql, hotel, list_name, notes)

@@ -92,6 +92,43 @@ def validate_task_abc_123(env: Environment, final_answer: str | None = None) -> 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("partial_credit", [False, True])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "async def verify(env):\n    return 0.5\n",
+        "async def verify(env):\n"
+        "    await env.instance.load()\n"
+        "    pets = await env.db('seed').table('pets').all()\n"
+        "    return 0.5 + len(pets)\n",
+        "async def count(db):\n    return len(await db.table('pets').all())\n"
+        "async def verify(env):\n    return 0.5 + await count(env.db())\n",
+        "import asyncio\nasync def verify(env):\n    await asyncio.sleep(0)\n    return 0.5\n",
+        "async def half(env):\n    return 0.5\ndef verify(env):\n    return half(env)\n",
+    ],
+    ids=["plain", "awaits queries", "awaits a function", "gives way", "returned by another"],
+)
+def test_an_async_verifier_is_run_to_its_end(
+    code: str, partial_credit: bool, database: sqlite3.Connection
+) -> None:
+    grade = run_verifier(code, database, database, None, partial_credit=partial_credit)
+    assert grade.reward == 0.5
+
+
+def test_an_async_verifier_that_waits_for_an_event_loop_gives_no_grade(
+    database: sqlite3.Connection,
+) -> None:
+    code = "import asyncio\nasync def verify(env):\n    await asyncio.sleep(1)\n    return 1\n"
+    with pytest.raises(VerifierError, match="no running event loop"):
+        _grade(code, database)
+    code = (
+        "class Pending:\n    def __await__(self):\n        yield self\n"
+        "async def verify(env):\n    await Pending()\n"
+    )
+    with pytest.raises(VerifierError, match="which needs an event loop; await queries only"):
+        _grade(code, database)
+
+
 def test_runs_do_not_see_each_other(database: sqlite3.Connection) -> None:
     code = "runs = []\ndef verify(env):\n    runs.append(1)\n    return len(runs) == 1"
     assert [_grade(code, database).success for _ in range(3)] == [True, True, True]

@@ -23,7 +23,7 @@ Score = float | None
 def both_scores(
     folder: Path, code: str, seed: bytes, current: bytes, answer: str | None = None
 ) -> tuple[Score, Score]:
-    """Theirs and ours, of two states that are given as images."""
+    """Theirs and ours, of two states that are given as images. (None, None) is no agreement."""
     before, after = folder / "seed.db", folder / "current.db"
     before.write_bytes(seed)
     after.write_bytes(current)

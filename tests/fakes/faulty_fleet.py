@@ -29,7 +29,8 @@ TASKS = generate_world_tasks("github", split="all", count=12)
 WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
 
 Fault = Callable[[str, bytes], str | None]
-"""What goes wrong with a request, by its path and body: refuse, deny, hang, cut, or forget."""
+"""What goes wrong with a request, by its path and body: refuse, fail, deny, hang, cut,
+or forget."""
 
 
 class Faulty:
@@ -52,6 +53,8 @@ class Faulty:
         fault = self._fault(scope["path"], body)
         if fault == "refuse":
             await Response("bad gateway", 502)(scope, receive, send)
+        elif fault == "fail":
+            await Response("internal error", 500)(scope, receive, send)
         elif fault == "deny":
             await Response("not found", 404)(scope, receive, send)
         elif fault == "hang":
@@ -94,7 +97,7 @@ def quick_settings(base_url: str, **changes: Any) -> FleetSettings:
     quick: dict[str, Any] = {
         "first_wait_seconds": 0.01,
         "call_deadline_seconds": 1.5,
-        "tools_deadline_seconds": 0.6,
+        "tools_deadline_seconds": 1.2,
         "provisioning_timeout_seconds": 0.4,
         "provisioning_tries": 3,
         "verifier_timeout_seconds": 5,

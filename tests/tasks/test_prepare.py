@@ -150,6 +150,16 @@ def test_an_empty_train_or_validation_side_is_rejected(options: dict[str, Any], 
         prepared(*letters("abcdefgh"), **options)
 
 
+def test_rows_that_are_all_dropped_are_not_blamed_on_held_out_envs() -> None:
+    rows = list(enumerate([*letters("abcd"), *letters("ab")], start=1))
+    with pytest.raises(TaskError, match=r"every row was dropped \(6 quarantined\)") as caught:
+        prepare(rows, PrepareOptions(), in_quarantine=lambda _: True)
+    assert "held" not in str(caught.value)
+    held_out = PrepareOptions(split=SplitRule(held_out_envs=frozenset("e")))
+    with pytest.raises(TaskError, match=r"only evaluated on, \['e'\]; held_out=\['e'\]"):
+        prepare(rows[:4], held_out)
+
+
 def test_a_near_duplicate_with_the_same_grading_is_dropped() -> None:
     prompt = (
         "Please move every open ticket of the billing queue to Ana and tell her why it was done"

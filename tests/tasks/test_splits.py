@@ -62,6 +62,15 @@ def test_an_env_with_too_few_evaluation_tasks_is_only_trained_on() -> None:
     assert split_tasks(tasks("reddit", 250), SplitRule()).thresholds == {"reddit": 0.02}
 
 
+def test_a_cap_limits_the_evaluation_tasks_of_each_env_and_is_off_by_default() -> None:
+    rows = tasks("booking", 1089) + tasks("github", 1865) + tasks("reddit", 188)
+    rule = SplitRule(max_eval_tasks=20, held_out_envs=frozenset({"reddit"}))
+    thresholds = split_tasks(rows, rule).thresholds
+    assert thresholds == {"booking": 20 / 1089, "github": 20 / 1865, "reddit": 1.0}
+    too_few = SplitRule(max_eval_tasks=4)
+    assert set(split_tasks(rows, too_few).thresholds.values()) == {0.0}
+
+
 def test_a_held_out_env_is_never_trained_on() -> None:
     rule = SplitRule(held_out_envs=frozenset({"outlook"}), thresholds={"outlook": 0.0})
     split = split_tasks(tasks("outlook", 3) + tasks("github", 3), rule)

@@ -24,6 +24,7 @@ _SECTIONS = {
     "openenv": "environment.openenv",
     "mcp": "environment.mcp",
     "fleet_task": "environment.skyrl_gym.fleet_task",
+    "openenv_fleet": "environment.skyrl_gym.fleet_task",
     "skyrl_gym": "environment.skyrl_gym",
     "world": "environment",
     "agentdojo": "environment",

@@ -33,6 +33,9 @@ def prepare_command(
         typer.Option(min=0, max=1, help="Maximum share of one environment in training."),
     ] = None,
     max_eval_prompts: Annotated[int | None, typer.Option(min=1)] = None,
+    max_eval_per_env: Annotated[
+        int | None, typer.Option(min=1, help="Evaluation tasks of one environment; Fleet's is 20.")
+    ] = None,
     held_out: Annotated[
         str, typer.Option(help="Environments only evaluated on.")
     ] = "outlook,instacart",
@@ -66,6 +69,7 @@ def prepare_command(
         split=SplitRule(
             eval_fraction=eval_ratio,
             held_out_envs=frozenset(_names(held_out)),
+            max_eval_tasks=max_eval_per_env,
             thresholds=before.thresholds if before and keep_sides else {},
         ),
         max_env_ratio=max_env_ratio,
@@ -137,6 +141,11 @@ def _print_counts(prepared: PreparedDataset) -> None:
     print(table(("environment", "train", "validation", "total"), rows))
     env, n_tasks = by_side[0].most_common(1)[0]
     print(f"largest share of training: {env}, {n_tasks / len(prepared.train):.0%}")
+    unverified = [
+        task for side in sides for task in side if task.verifier_code and not task.solution
+    ]
+    if unverified:
+        print(f"unverified, no reference solution: {len(unverified)}, such as {unverified[0].key}")
     for reason in sorted(set(prepared.dropped.values())):
         dropped = [row for row, why in prepared.dropped.items() if why == reason]
         more = ", ..." if len(dropped) > 3 else ""
@@ -145,6 +154,7 @@ def _print_counts(prepared: PreparedDataset) -> None:
 
 def _describe_options(options: PrepareOptions, quarantine: dict[str, str]) -> dict[str, Any]:
     """`quarantine` maps each quarantine file used to its sha256."""
+    cap = options.split.max_eval_tasks
     return {
         "modality": options.modality or "all",
         "eval_ratio": options.split.eval_fraction,
@@ -156,6 +166,8 @@ def _describe_options(options: PrepareOptions, quarantine: dict[str, str]) -> di
         "max_eval_prompts": options.max_eval_prompts,
         "held_out": sorted(options.split.held_out_envs),
         "quarantine": quarantine,
+        # Only if it is set: the manifest of a dataset without it keeps its bytes.
+        **({} if cap is None else {"max_eval_per_env": cap}),
     }
 
 

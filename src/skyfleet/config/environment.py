@@ -77,8 +77,8 @@ class Verifier(Section):
 
 class Environment(Section):
     env_class: str = "world"
-    """What runs tasks: world, fleet_task, openenv, mcp, skyrl_gym, agentdojo, the name of a skyrl-gym \
-environment such as gsm8k, or module:function."""
+    """What runs tasks: world, fleet_task, openenv_fleet, openenv, mcp, skyrl_gym, agentdojo, the name \
+of a skyrl-gym environment such as gsm8k, or module:function."""
     env_classes: dict[str, str] = Field({})
     """env_class per env_key, for a run that mixes several kinds."""
     worlds: StrList = Field([])

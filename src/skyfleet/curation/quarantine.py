@@ -55,7 +55,7 @@ class Quarantine:
         validated = {(verdict.task_key, verdict.row_sha256) for verdict in new}
         rows = {row_id: row for row_id, row in self.rows.items() if row_id not in validated}
         for verdict in new:
-            if verdict.reason is not None:
+            if verdict.reason is not None and not verdict.ok:
                 rows[verdict.task_key, verdict.row_sha256] = Quarantined(
                     key=verdict.task_key,
                     row_sha256=verdict.row_sha256,
@@ -113,7 +113,8 @@ def read_quarantine(address: Path | str) -> Quarantine:
                 f"{address} row {number}: {field_name}: {problem['msg']}; "
                 "write it again with `skyfleet tasks validate`"
             ) from None
-        rows[row.key, row.row_sha256] = row
+        if row.reason is not Reason.UNVERIFIED:  # an earlier version wrote these rows too
+            rows[row.key, row.row_sha256] = row
     return Quarantine(rows, {str(address): sha256_hex(data)})
 
 
@@ -161,7 +162,7 @@ def check_training_data(
 
 def _is_graded_by_environment(task: Task) -> bool:
     """Whether the row names an environment of SkyRL's kind, and brings no verifier or reference."""
-    return task.env_class not in (None, "world", "fleet_task") and not (
+    return task.env_class not in (None, "world", "fleet_task", "openenv_fleet") and not (
         task.verifier_code or task.solution
     )
 

@@ -125,12 +125,11 @@ async def check(
     task: Task, open_env: EnvFactory, teacher: Teacher | None, *, timeout_seconds: float
 ) -> Fault | None:
     """Return the first fault, running the cheapest checks first."""
-    if not task.solution and teacher is None:
-        return Reason.NO_REFERENCE, "solution is empty; add one, or pass a teacher"
     if fault := find_answer_in_prompt(task):
         return fault
     if fault := await replay(task, open_env, timeout_seconds=timeout_seconds):
         return fault
     if teacher is None:
-        return None
+        unsolved = "solution is empty, so only doing nothing was tried; add one, or pass a teacher"
+        return None if task.solution else (Reason.UNVERIFIED, unsolved)
     return await check_with_teacher(task, open_env, teacher, timeout_seconds=timeout_seconds)

@@ -18,7 +18,6 @@ from skyfleet.tasks.task import Task
 
 
 class Reason(StrEnum):
-    NO_REFERENCE = "no reference"
     ENV_FAILS = "env fails"
     UNGRADED = "ungraded"
     WRONG_CALL = "wrong call"
@@ -33,6 +32,12 @@ class Reason(StrEnum):
     OVERLAP = "overlap"
     TOO_HARD = "too hard"
     TOO_EASY = "too easy"
+    UNVERIFIED = "unverified"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        # The word that earlier versions wrote to quarantine files and journals.
+        return cls.UNVERIFIED if value == "no reference" else None
 
     @property
     def meaning(self) -> str:
@@ -45,7 +50,6 @@ class Reason(StrEnum):
 
 
 _MEANINGS = {
-    Reason.NO_REFERENCE: "it has no reference solution, and no teacher model was given",
     Reason.ENV_FAILS: "its environment fails to open or step",
     Reason.UNGRADED: "its verifier returns no grade, or none for a failing attempt",
     Reason.WRONG_CALL: "a reference call fails unexpectedly, or succeeds where an error is expected",
@@ -60,6 +64,7 @@ _MEANINGS = {
     Reason.OVERLAP: "it duplicates a task of another source",
     Reason.TOO_HARD: "the teacher solves it too rarely",
     Reason.TOO_EASY: "the teacher solves it too often",
+    Reason.UNVERIFIED: "no reference solution or teacher shows that it can be solved; it is kept",
 }
 
 
@@ -76,7 +81,8 @@ class Verdict(BaseModel):
 
     @property
     def ok(self) -> bool:
-        return self.reason is None
+        """Whether the row may be trained on: no fault was found."""
+        return self.reason in (None, Reason.UNVERIFIED)
 
     @classmethod
     def on(cls, task: Task, fault: Fault | None) -> Verdict:

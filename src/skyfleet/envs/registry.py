@@ -24,6 +24,7 @@ FactoryBuilder = Callable[[RunConfig], EnvFactory]
 ENV_CLASSES: dict[str, str | FactoryBuilder] = {
     "world": "skyfleet.envs.builtin:build_factory",
     "fleet_task": "skyfleet.envs.fleet.env:build_factory",
+    "openenv_fleet": "skyfleet.envs.fleet.openenv_env:build_factory",
     "openenv": "skyfleet.envs.openenv.client:build_factory",
     "mcp": "skyfleet.envs.mcp.client:build_factory",
     "skyrl_gym": "skyfleet.envs.skyrl_gym:build_factory",
@@ -31,7 +32,8 @@ ENV_CLASSES: dict[str, str | FactoryBuilder] = {
 }
 """Built-in adapters: the function that makes an EnvFactory from the run's config."""
 
-REMOTE_ENV_CLASSES = ("fleet_task", "openenv", "mcp")
+_FLEET_CLASSES = ("fleet_task", "openenv_fleet")
+REMOTE_ENV_CLASSES = (*_FLEET_CLASSES, "openenv", "mcp")
 """Adapters for which every episode occupies an instance on somebody's server."""
 
 
@@ -97,7 +99,9 @@ def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
     elif env_class not in ("world", "agentdojo"):
         reject_missing_secrets("environment.skyrl_gym", environment.skyrl_gym)
     factory = _find_builder(env_class, key=key)(config)
-    fleet_asks = env_class == "fleet_task" and environment.skyrl_gym.fleet_task.enable_context_tools
+    fleet_asks = (
+        env_class in _FLEET_CLASSES and environment.skyrl_gym.fleet_task.enable_context_tools
+    )
     if environment.enable_context_tools or fleet_asks:
         return with_context_tools(factory, max_output_chars=environment.max_output_chars)
     return factory

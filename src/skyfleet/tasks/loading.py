@@ -15,6 +15,7 @@ from skyfleet.tasks.rows import (
     decode_json,
     parse_rows,
     shorten,
+    to_fleet_row,
     to_json_values,
     to_row,
 )
@@ -72,15 +73,19 @@ def parse_tasks(
 
 
 def write_tasks(address: Path | str, tasks: Iterable[Task]) -> None:
-    """Write tasks so that `load_tasks` returns the same; an existing file is replaced."""
-    rows = [to_row(task) for task in tasks]
+    """Write tasks so that `load_tasks` returns the same; an existing file is replaced.
+
+    JSON has the form that Fleet's scripts expect: an object with `tasks`, and their column names.
+    """
     match Path(address).suffix:
         case ".json":
+            rows = {"tasks": [to_fleet_row(task) for task in tasks]}
             data = (json.dumps(rows, ensure_ascii=False, indent=1) + "\n").encode()
         case ".jsonl":
-            data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+            lines = (json.dumps(to_fleet_row(task), ensure_ascii=False) + "\n" for task in tasks)
+            data = "".join(lines).encode()
         case ".parquet":
-            data = _to_parquet(rows)
+            data = _to_parquet([to_row(task) for task in tasks])
         case _:
             raise _unknown_suffix(address)
     write_bytes(address, data)

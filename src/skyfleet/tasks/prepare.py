@@ -80,7 +80,7 @@ def prepare(
     for cap, before, after in caps:
         kept = {task.key for task in after}
         dropped |= {_row(numbers[t.key], t): cap for t in before if t.key not in kept}
-    _check_sides(train, validation, options)
+    _check_sides(train, validation, options, Counter(dropped.values()))
     thresholds = dict(split.thresholds)
     return PreparedDataset(
         train=train, validation=validation, thresholds=thresholds, dropped=dropped
@@ -209,13 +209,23 @@ def _only(tasks: Iterable[Task], keys: Collection[str]) -> tuple[Task, ...]:
 
 
 def _check_sides(
-    train: Sequence[Task], validation: Sequence[Task], options: PrepareOptions
+    train: Sequence[Task],
+    validation: Sequence[Task],
+    options: PrepareOptions,
+    dropped: Counter[DropReason],
 ) -> None:
     rule = options.split
-    if not train:
+    if not train and not validation:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
         raise TaskError(
-            "no task is left to train on: every env is held out or every row was dropped; "
-            f"held-out envs are {sorted(rule.held_out_envs)}"
+            f"no task is left to train on: every row was dropped ({reasons}); `skyfleet tasks "
+            "validate` shows the fault of each quarantined row, and --quarantine names another file"
+        )
+    if not train:
+        held_out = sorted({task.env_key for task in validation})
+        raise TaskError(
+            f"no task is left to train on: every env with tasks is only evaluated on, {held_out}; "
+            f"held_out={sorted(rule.held_out_envs)}, hold out fewer"
         )
     if not validation:
         largest, n_tasks = Counter(task.env_key for task in train).most_common(1)[0]

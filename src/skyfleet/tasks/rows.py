@@ -110,6 +110,14 @@ def to_row(task: Task) -> dict[str, Any]:
     return row
 
 
+_FLEET_NAMES = {"key": "task_key", "modality": "task_modality"}
+
+
+def to_fleet_row(task: Task) -> dict[str, Any]:
+    """The row of a task under the names by which Fleet's scripts and FleetTaskEnv read it."""
+    return {_FLEET_NAMES.get(name, name): value for name, value in to_row(task).items()}
+
+
 def _parse_row(row: Any, where: str, *, default_env_key: str | None) -> tuple[Task, bool]:
     """Return the task and whether the row has a key; without one, the key is the content's hash."""
     if not isinstance(row, dict):

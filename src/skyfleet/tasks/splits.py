@@ -20,6 +20,8 @@ class SplitRule:
     """Evaluated only, never trained on."""
     min_eval_tasks: int = 5
     """An env with fewer evaluation tasks evaluates none: the estimate would be too noisy."""
+    max_eval_tasks: int | None = None
+    """Limit of an env's expected evaluation tasks; Fleet's is 20. Held-out envs have none."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Fixed thresholds by env, whatever its size: no task changes side when tasks come or go."""
 
@@ -62,4 +64,6 @@ def _threshold(env_key: str, n_tasks: int, rule: SplitRule) -> float:
     if env_key in rule.thresholds:
         return rule.thresholds[env_key]
     target = int(n_tasks * rule.eval_fraction)
+    if rule.max_eval_tasks is not None:
+        target = min(target, rule.max_eval_tasks)
     return target / n_tasks if target >= rule.min_eval_tasks else 0.0

@@ -23,7 +23,7 @@ SAVED = "Saved"
 SCHEMA = """
 create table users (
     id integer primary key, first_name text, last_name text, email text, phone_number text,
-    country text
+    country text, phone text, date_of_birth text
 );
 create table payment_methods (
     id integer primary key, user_id integer, card_type text, card_number text, last_four text,
@@ -71,6 +71,11 @@ create table bookings (
     discount_percentage real default 0, discount_amount integer default 0,
     original_price integer, rewards_tier text, paperless_confirmation integer default 0,
     update_account_with_guest_details integer default 0, rate_plan_id integer, created_at text
+);
+create table cancellations (
+    id integer primary key, booking_id integer, cancelled_by text, cancellation_date text,
+    reason text, refund_amount real, penalty_amount real, refund_status text, notes text,
+    created_at text
 );
 create table transactions (
     id integer primary key, booking_id integer, payment_method_id integer, amount integer,

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.chat.message import Message, Part, ToolCall, ToolSpec
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.content_blocks import parse_content_blocks
+from skyfleet.envs.content_blocks import parse_content_blocks, to_text
 from skyfleet.envs.env import DONE, EnvFactory, Observation, Step
 from skyfleet.envs.fleet.grading import grade_on_fleet
 from skyfleet.envs.fleet.mcp_tools import McpTools
+from skyfleet.envs.fleet.replies import (
+    add_screenshot,
+    confirm_answer,
+    make_error,
+    make_reply,
+    read_image_url,
+    reject_answer,
+    reject_unknown,
+)
 from skyfleet.envs.fleet.service import FleetService, RemoteInstance, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.tool_turns import SUBMIT, SUBMIT_NAME, run_tool_calls
@@ -118,7 +127,10 @@ class FleetEnv:
         await self._service.reset(instance)
         remote = McpTools(self._service, self._list_endpoints(instance))
         tools = self._select_tools(await remote.list_tools())
-        messages = make_prompt(self._task, today=date.today())
+        system, user = make_prompt(self._task, today=date.today())
+        if _COMPUTER in tools:
+            user = add_screenshot(user, await self._take_screenshot(remote))
+        messages = system, user
         self._episode = _Episode(
             instance=instance, remote=remote, tools=tools, conversation=list(messages)
         )
@@ -194,36 +206,40 @@ class FleetEnv:
             tools[SUBMIT_NAME] = SUBMIT
         return tools
 
+    async def _take_screenshot(self, remote: McpTools) -> str | tuple[Part, ...]:
+        """Return the screen that the task starts with; empty if there is none yet."""
+        try:
+            result = await remote.call(_COMPUTER, {"action": "screenshot"})
+            return self._parse_result(result)
+        except EnvError as error:
+            logger.warning("task %s starts without a screenshot: %s", self._task.key, error)
+            return ""
+
+    def _parse_result(self, result: Mapping[str, Any]) -> str | tuple[Part, ...]:
+        limit = self._service.settings.max_result_characters
+        blocks = [_unwrap_image(block) for block in result.get("content") or ()]
+        if not blocks and (structured := result.get("structuredContent")) is not None:
+            return to_text(structured, max_characters=limit)
+        return parse_content_blocks(blocks, max_characters=limit)
+
     async def _answer(self, episode: _Episode, call: ToolCall) -> Step:
         if call.name not in episode.tools:
-            return _make_error(
-                call, f"no tool {call.name!r:.60}; tools: {', '.join(episode.tools)}"
-            )
+            return reject_unknown(call, episode.tools)
         if call.name == SUBMIT_NAME:
             return _submit(episode, call)
         result = await episode.remote.call(call.name, call.arguments)
-        limit = self._service.settings.max_result_characters
-        content = parse_content_blocks(
-            [_unwrap_image(block) for block in result.get("content", ())], max_characters=limit
-        )
+        content = self._parse_result(result)
         if result.get("isError") and isinstance(content, str):
-            return _make_error(call, content)
-        reply = Message(role="tool", content=content or "ok", tool_call_id=call.id)
-        return Step(messages=(reply,))
+            return make_error(call, content)
+        return make_reply(call, content)
 
 
 def _submit(episode: _Episode, call: ToolCall) -> Step:
     answer = call.arguments.get("answer")
     if not isinstance(answer, str):
-        return _make_error(call, f"{SUBMIT_NAME} takes answer, a text")
+        return reject_answer(call)
     episode.answer = answer
-    reply = Message(role="tool", content=answer or '""', tool_call_id=call.id)
-    return Step(messages=(reply,), done=True)
-
-
-def _make_error(call: ToolCall, problem: str) -> Step:
-    reply = Message(role="tool", content=f"Error: {problem}", tool_call_id=call.id, is_error=True)
-    return Step(messages=(reply,))
+    return confirm_answer(call)
 
 
 def _unwrap_image(block: dict[str, Any]) -> dict[str, Any]:
@@ -232,8 +248,4 @@ def _unwrap_image(block: dict[str, Any]) -> dict[str, Any]:
         url = json.loads(block["text"])["base64_image"]
     except (KeyError, TypeError, ValueError):
         return block
-    if not isinstance(url, str):
-        return block
-    head, _, data = url.rpartition(",")
-    media_type = head.removeprefix("data:").partition(";")[0] or "image/png"
-    return {"type": "image", "data": data, "mimeType": media_type}
+    return read_image_url(url) if isinstance(url, str) else block

@@ -11,7 +11,12 @@ from typing import Any
 import httpx
 
 from skyfleet.chat.message import Message
-from skyfleet.envs.fleet.service import Arguments, FleetService, RemoteInstance
+from skyfleet.envs.fleet.service import (
+    Arguments,
+    FleetService,
+    InstanceEndedError,
+    RemoteInstance,
+)
 from skyfleet.envs.verifiers.conversation import conversation_json
 from skyfleet.envs.verifiers.printed import compute_partial_credit, find_judge_error
 from skyfleet.envs.verifiers.quoting import QUOTED_NOTE, Quoted, find_quoted
@@ -25,6 +30,8 @@ from skyfleet.envs.verifiers.run_verifier import (
 )
 from skyfleet.errors import VerifierError
 from skyfleet.tasks.task import Grade, Task
+
+VerifierFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 _NOTHING_QUOTED = Quoted()
 
@@ -55,6 +62,8 @@ async def grade_on_fleet(
             return parse_verdict(answer, partial=settings.partial_reward, quoted=quoted)
         except TimedOutVerifierError:
             raise
+        except InstanceEndedError as error:
+            raise VerifierError(f"task {task.key}: no grade: {error}") from error
         except (httpx.HTTPError, ValueError, VerifierError) as error:
             problem = str(error) or type(error).__name__
         if wait_seconds is not None:
@@ -92,13 +101,13 @@ def parse_verdict(
     return Grade(reward=reward, success=reward >= SUCCESS_REWARD, explanation=stdout + note)
 
 
-def find_verifier_function(code: str) -> ast.FunctionDef:
+def find_verifier_function(code: str) -> VerifierFunction:
     """Find the function to call without running any code."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise VerifierError(f"verifier_code cannot be parsed: {error}; fix it") from error
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in body if isinstance(node, VerifierFunction)]
     if not functions:
         raise VerifierError("verifier_code has no function; define validate_task(env)")
     named = [f for f in functions if VERIFIER_NAME.match(f.name)]
@@ -106,7 +115,7 @@ def find_verifier_function(code: str) -> ast.FunctionDef:
 
 
 def _make_arguments(
-    function: ast.FunctionDef, final_answer: str | None, conversation: Sequence[Message]
+    function: VerifierFunction, final_answer: str | None, conversation: Sequence[Message]
 ) -> Arguments:
     """Return the arguments that `run_verifier` would pass, so that both grade a row alike."""
     available = {"final_answer": final_answer, "conversation": conversation_json(conversation)}
@@ -123,7 +132,7 @@ def _make_arguments(
     return arguments
 
 
-def _parse_signature(function: ast.FunctionDef) -> Signature:
+def _parse_signature(function: VerifierFunction) -> Signature:
     defined = function.args
     kinds = (
         (Parameter.POSITIONAL_ONLY, defined.posonlyargs),

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Arguments = tuple[tuple[str | None, ...], dict[str, str | None]]
 """What a verifier is called with besides its env: positional, then keyword arguments."""
 
-_TRANSIENT_STATUS = (429, 502, 503, 504)
+_TRANSIENT_STATUS = (429, 500, 502, 503, 504)
 _TRANSIENT_WORDS = (
     "health check",
     "timeout",
@@ -44,9 +44,24 @@ _RESET_SECONDS = 10
 _SHORT_SECONDS = 30
 _VERIFIER_SECONDS = 60
 """The service's own limit for a verifier; the settings limit how long we wait for its answer."""
-_GONE = (404, 410)
+_ENDED = 410
+_GONE = (404, _ENDED)
 _TOKEN_REJECTED = (401, 404)
 """The answers of an instance to requests without a valid token."""
+
+
+class InstanceEndedError(EnvError):
+    """The instance is closed or its ttl is over, so no request can succeed any more."""
+
+
+def check_not_ended(answer: httpx.Response) -> httpx.Response:
+    """Raise InstanceEndedError if the answer says that the instance is gone for good."""
+    if answer.status_code == _ENDED:
+        raise InstanceEndedError(
+            f"the instance has ended: {answer.status_code} {answer.text[:200]}; if its time was "
+            "over, raise environment.skyrl_gym.fleet_task.ttl_seconds"
+        )
+    return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +205,7 @@ class FleetService:
                 "region": "us-west-1",
             },
         )
-        return dict(answer.raise_for_status().json())
+        return dict(check_not_ended(answer).raise_for_status().json())
 
     async def delete(self, instance: RemoteInstance) -> None:
         """Try three times; an instance that remains ends at its ttl."""

@@ -19,6 +19,7 @@ from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from skyfleet.envs.verifiers.awaiting import allow_plain_awaits, awaiting_names, run_to_end
 from skyfleet.envs.verifiers.difference import IgnoreConfig
 from skyfleet.envs.verifiers.printed import Printed
 from skyfleet.envs.verifiers.source_tracking import track_source, tracking_names
@@ -95,11 +96,16 @@ def execute_verifier(
     printed = Printed(tracks=tracks)
     try:
         # Its own print, because redirecting stdout would capture the output of other episodes.
-        names = {**VERIFIER_GLOBALS, **tracking_names(printed.tracker), "print": printed.print}
+        names = {
+            **VERIFIER_GLOBALS,
+            **awaiting_names,
+            **tracking_names(printed.tracker),
+            "print": printed.print,
+        }
         exec(_compile(code, tracks), names)
         env = VerifierEnv(seed_db, current_db)
         available = {"final_answer": final_answer, "conversation": conversation}
-        reward = parse_reward(call_verifier(_find_function(names), env, available))
+        reward = parse_reward(run_to_end(call_verifier(_find_function(names), env, available)))
         check_judge(printed.find_judge_error())
     except VerifierError:
         raise
@@ -173,10 +179,15 @@ def _compile(code: str, tracks: bool) -> CodeType:
         source = _strip_fleet(code)
         if tracks:
             with suppress(RecursionError):  # a very long sum: its result lines do not count
-                return _compile_tree(track_source(ast.parse(source)))
-        return _compile_tree(source)
+                return _compile_tree(track_source(_parse(source)))
+        return _compile_tree(_parse(source) if "await" in source else source)
     except Exception as error:
         raise BrokenVerifierError(_describe_failure(error, "")) from error
+
+
+def _parse(source: str) -> ast.Module:
+    tree = ast.parse(source)
+    return allow_plain_awaits(tree) if "await" in source else tree
 
 
 def _compile_tree(source: str | ast.Module) -> CodeType:
@@ -193,7 +204,9 @@ def _find_function(names: dict[str, Any]) -> FunctionType:
     defined = [
         value
         for name, value in names.items()
-        if isinstance(value, FunctionType) and name not in VERIFIER_GLOBALS
+        if isinstance(value, FunctionType)
+        and name not in VERIFIER_GLOBALS
+        and name not in awaiting_names
     ]
     named = [f for f in defined if VERIFIER_NAME.match(f.__name__)]
     if not defined:

@@ -226,7 +226,8 @@ def _takes_two_databases(code: str, name: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise VerifierError(f"function_code cannot be parsed, {reason:.200}; correct it") from error
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = [node for node in body if isinstance(node, kinds)]
     return any(
         [a.arg for a in f.args.args][:2] == ["before", "after"] for f in functions if f.name == name
     )
