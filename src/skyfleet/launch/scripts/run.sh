@@ -81,13 +81,13 @@ follow_trainer() {
   tail -n 0 -F "$log" 2>/dev/null &
   local tail_pid=$!
   while [[ ! -s $state/trainer.status ]]; do
-    sleep 1 &
+    sleep "${POLL_SECONDS:-1}" &
     wait $! || true
     [[ -n $pid ]] || pid=$(cat "$state/trainer.pid" 2>/dev/null) || pid=
     if [[ -z $pid ]] || kill -0 "$pid" 2>/dev/null; then missing=0; else missing=$((missing + 1)); fi
     if ((missing > 10)); then echo 137 >"$state/trainer.status"; fi
   done
-  sleep 1 # the last lines
+  sleep "${POLL_SECONDS:-1}" # the last lines
   kill "$tail_pid" 2>/dev/null || true
   wait "$tail_pid" 2>/dev/null || true
   return "$(cat "$state/trainer.status")"
