@@ -35,9 +35,7 @@ def write_catalogs(home: Path) -> None:
 def _catalog(cloud: str, price: float) -> str:
     # An empty AvailabilityZone drops every row, so only the clouds that need the column have it.
     zone = cloud in ("runpod", "primeintellect")
-    header = (
-        "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice"
-    )
+    header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice"
     lines = [header + (",AvailabilityZone" if zone else "")]
     for gpu, factor in GPUS.items():
         name = f"{gpu}-SXM" if cloud == "runpod" and gpu != "B200" else gpu
@@ -69,7 +67,11 @@ def check(path: Path) -> dict[str, Any]:
             ("MODALITY", "computer_use"),
         ],
     )
-    secrets = {"FLEET_API_KEY": "fleet-value", "WANDB_API_KEY": "wandb-value", "HF_TOKEN": "hf-value"}
+    secrets = {
+        "FLEET_API_KEY": "fleet-value",
+        "WANDB_API_KEY": "wandb-value",
+        "HF_TOKEN": "hf-value",
+    }
     task = parse_task(text, secrets)
     enabled = [registry.CLOUD_REGISTRY.from_str(name) for name in PRICES]
     with (
@@ -85,9 +87,9 @@ def check(path: Path) -> dict[str, Any]:
     unsupported = {
         name: sorted(
             feature.value
-            for feature in registry.CLOUD_REGISTRY.from_str(name)._unsupported_features_for_resources(
-                sky.Resources()
-            )
+            for feature in registry.CLOUD_REGISTRY.from_str(
+                name
+            )._unsupported_features_for_resources(sky.Resources())
         )
         for name in ("lambda", "runpod", "vast", "primeintellect", "nebius")
     }

@@ -76,7 +76,11 @@ def machine(tmp_path: Path) -> Callable[[str], Machine]:
         made = Machine(clone=clone, home=home)
         echo_venv = f'. {SCRIPTS}/common.sh && echo "$venv"'
         found = subprocess.run(
-            ["bash", "-c", echo_venv], cwd=clone, env=made.variables(), capture_output=True, text=True
+            ["bash", "-c", echo_venv],
+            cwd=clone,
+            env=made.variables(),
+            capture_output=True,
+            text=True,
         )
         program = Path(found.stdout.strip()) / "bin" / "skyfleet"
         program.parent.mkdir(parents=True)

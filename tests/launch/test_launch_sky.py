@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,11 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sys
 
 from skyfleet.errors import ConfigError
 from skyfleet.launch import sky as launch_sky
 from skyfleet.launch.plan import LaunchOptions, plan_launch
+from skyfleet.launch.resources import (
+    CLOUDS_WITHOUT_AUTODOWN,
+    CLOUDS_WITHOUT_NODES,
+    CLOUDS_WITHOUT_SPOT,
+)
 from skyfleet.launch.sky import (
     JobEnd,
     LaunchedRun,
@@ -98,19 +103,13 @@ def test_skypilot_plans_spot_machines_several_nodes_and_a_single_cloud(
 @needs_sky
 def test_our_table_of_what_clouds_lack_is_skypilots(results: dict[str, dict[str, Any]]) -> None:
     lacking = results["prime"]["unsupported"]
-    for option, feature, tables in (
-        ("spot", "spot_instance", launch_sky_resources()._WITHOUT_SPOT),
-        ("nodes", "multi-node", launch_sky_resources()._WITHOUT_NODES),
-        ("autodown", "autodown", launch_sky_resources()._WITHOUT_AUTODOWN),
+    for feature, ours in (
+        ("spot_instance", CLOUDS_WITHOUT_SPOT),
+        ("multi-node", CLOUDS_WITHOUT_NODES),
+        ("autodown", CLOUDS_WITHOUT_AUTODOWN),
     ):
         theirs = {cloud for cloud, features in lacking.items() if feature in features}
-        assert theirs == {cloud for cloud in tables if cloud in lacking}, option
-
-
-def launch_sky_resources() -> Any:
-    from skyfleet.launch import resources
-
-    return resources
+        assert theirs == ours & lacking.keys(), feature
 
 
 class FakeSky:

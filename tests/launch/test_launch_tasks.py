@@ -90,7 +90,11 @@ def test_a_plan_passes_the_run_name_the_commit_and_the_overrides_on() -> None:
     envs = task["envs"]
     assert (task["name"], envs["RUN_NAME"]) == (made.run_name, made.run_name)
     assert (envs["GIT_COMMIT"], envs["OVERRIDES"]) == ("c0ffee", "trainer.seed=7")
-    assert (envs["MODALITY"], envs["DATA_VERSION"], envs["CONFIG"]) == ("both", "v0.3", "fleet_both")
+    assert (envs["MODALITY"], envs["DATA_VERSION"], envs["CONFIG"]) == (
+        "both",
+        "v0.3",
+        "fleet_both",
+    )
     runpod = {entry["infra"]: entry for entry in task["resources"]["any_of"]}["runpod"]
     assert runpod["accelerators"] == "H200-SXM:8"
     assert plan("fleet_both", run_name=made.run_name).run_name == made.run_name

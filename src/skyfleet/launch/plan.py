@@ -147,9 +147,7 @@ def is_task_file(tree: object) -> bool:
     return isinstance(tree, dict) and {"resources", "envs", "run"} <= tree.keys()
 
 
-def _finish(
-    built: dict[str, Any], title: str, options: LaunchOptions, commit: str
-) -> LaunchPlan:
+def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: str) -> LaunchPlan:
     envs: dict[str, str | None] = {**built["envs"], **options.variables}
     modality = envs["MODALITY"] or ""
     if modality not in MODALITIES:
@@ -194,7 +192,9 @@ def _locate_config(name: str, root: Path) -> str:
     if not path.is_file():
         return name  # the loader says what is wrong
     if not path.is_relative_to(root.resolve()):
-        raise ConfigError(f"{name} is outside of {root}, which is what the machine gets; move it there")
+        raise ConfigError(
+            f"{name} is outside of {root}, which is what the machine gets; move it there"
+        )
     return path.relative_to(root.resolve()).as_posix()
 
 

@@ -11,17 +11,26 @@ from typing import Any
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 
-GPU_MEMORY_GIB = {
-    **{"B200": 180, "H200": 141, "GH200": 96, "H100": 80, "A100-80GB": 80, "A100": 40},
-    **{"L40S": 48, "A6000": 48, "RTX6000-Ada": 48, "A10": 24, "A10G": 24, "L4": 24},
-    **{"RTX4090": 24, "RTX5090": 32},
-}
+GPUS = (
+    *("B200", "H200", "GH200", "H100", "A100-80GB", "A100", "L40S", "A6000", "RTX6000-Ada"),
+    *("A10", "A10G", "L4", "RTX4090", "RTX5090"),
+)
 """The GPUs that are accepted. SkyPilot's parser accepts any name, and fails after provisioning."""
 
-CLOUDS = ("lambda", "runpod", "vast", "primeintellect", "nebius", "gcp", "aws", "kubernetes", "slurm")
-_WITHOUT_SPOT = frozenset({"lambda", "kubernetes", "slurm"})
-_WITHOUT_NODES = frozenset({"runpod", "vast", "primeintellect"})
-_WITHOUT_AUTODOWN = frozenset({"primeintellect"})
+CLOUDS = (
+    "lambda",
+    "runpod",
+    "vast",
+    "primeintellect",
+    "nebius",
+    "gcp",
+    "aws",
+    "kubernetes",
+    "slurm",
+)
+CLOUDS_WITHOUT_SPOT = frozenset({"lambda", "kubernetes", "slurm"})
+CLOUDS_WITHOUT_NODES = frozenset({"runpod", "vast", "primeintellect"})
+CLOUDS_WITHOUT_AUTODOWN = frozenset({"primeintellect"})
 IDLE_MINUTES = 10
 """How long a machine without a job stays up."""
 
@@ -48,9 +57,9 @@ class Gpus:
 def parse_gpus(text: str) -> Gpus:
     """`H200:8` or `H200`."""
     name, colon, count = text.partition(":")
-    names = {known.lower(): known for known in GPU_MEMORY_GIB}
+    names = {known.lower(): known for known in GPUS}
     if name.lower() not in names:
-        raise ConfigError(f"--gpus {text}: {name!r} is unknown; use one of {', '.join(GPU_MEMORY_GIB)}")
+        raise ConfigError(f"--gpus {text}: {name!r} is unknown; use one of {', '.join(GPUS)}")
     if colon and not (count.isdecimal() and 1 <= int(count) <= 16):
         raise ConfigError(f"--gpus {text}: {count!r} is not a number of GPUs; write {name}:8")
     return Gpus(name=names[name.lower()], count=int(count or 1))
@@ -59,8 +68,8 @@ def parse_gpus(text: str) -> Gpus:
 def choose_clouds(text: str, *, spot: bool, num_nodes: int) -> tuple[str, ...]:
     """`any`, or names separated by commas; those that cannot run the task are left out of `any`."""
     lacking = {
-        **{name: "--nodes" for name in _WITHOUT_NODES if num_nodes > 1},
-        **{name: "--spot" for name in _WITHOUT_SPOT if spot},
+        **{name: "--nodes" for name in CLOUDS_WITHOUT_NODES if num_nodes > 1},
+        **{name: "--spot" for name in CLOUDS_WITHOUT_SPOT if spot},
     }
     if text == "any":
         return tuple(name for name in CLOUDS if name not in lacking)
@@ -75,7 +84,9 @@ def choose_clouds(text: str, *, spot: bool, num_nodes: int) -> tuple[str, ...]:
                 f"--cloud {name} does not support {lacking[name]} in SkyPilot; leave one of them out"
             )
     if not chosen:
-        raise ConfigError(f"--cloud {text!r} names no cloud; use any, or some of {', '.join(CLOUDS)}")
+        raise ConfigError(
+            f"--cloud {text!r} names no cloud; use any, or some of {', '.join(CLOUDS)}"
+        )
     return chosen
 
 
@@ -93,7 +104,7 @@ def build_resources(
 
 def takes_itself_down(clouds: Sequence[str]) -> bool:
     """Whether one of the clouds can; SkyPilot skips the others while it looks for a machine."""
-    return not set(clouds) <= _WITHOUT_AUTODOWN
+    return not set(clouds) <= CLOUDS_WITHOUT_AUTODOWN
 
 
 def _on_cloud(cloud: str, gpus: Gpus) -> dict[str, Any]:
@@ -127,7 +138,9 @@ def read_parameters(path: str) -> float:
         return 5e5
     if path == "smollm2":
         return 1.35e8
-    found = re.search(r"(?i)(?<![a-z0-9.])(\d+(?:\.\d+)?)([BM])(?![a-z0-9])", path.rsplit("/", 1)[-1])
+    found = re.search(
+        r"(?i)(?<![a-z0-9.])(\d+(?:\.\d+)?)([BM])(?![a-z0-9])", path.rsplit("/", 1)[-1]
+    )
     if found is None:
         raise ConfigError(
             f"trainer.policy.model.path={path!r} does not say how large the model is; "

@@ -63,11 +63,11 @@ def reject_literal_secrets(config: RunConfig) -> None:
             )
 
 
-def read_secrets(
-    names: SecretNames, modality: str, environ: Mapping[str, str]
-) -> dict[str, str]:
+def read_secrets(names: SecretNames, modality: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The values by name; all missing ones are named at once."""
-    values = {name: environ[name] for name in (*names.required, *names.optional) if environ.get(name)}
+    values = {
+        name: environ[name] for name in (*names.required, *names.optional) if environ.get(name)
+    }
     own_key = WANDB_KEYS[modality]
     if "WANDB_API_KEY" in names.required and environ.get(own_key):
         values["WANDB_API_KEY"] = environ[own_key]

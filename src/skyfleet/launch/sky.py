@@ -85,7 +85,9 @@ def parse_task(text: str, secrets: Mapping[str, str] | None = None) -> Any:
         raise LaunchError(f"SkyPilot refuses the task: {_first_line(error)}") from None
 
 
-def launch_task(task: Any, name: str, *, spot: bool, sleep: Callable[[float], None] = time.sleep) -> None:
+def launch_task(
+    task: Any, name: str, *, spot: bool, sleep: Callable[[float], None] = time.sleep
+) -> None:
     """Submit the task as cluster `name`, or with `spot` as a managed job of that name.
 
     Only a failure to find a machine is retried here: once a job is submitted, it restarts by itself.
