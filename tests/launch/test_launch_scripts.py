@@ -244,12 +244,14 @@ def test_setup_reuses_a_complete_environment_and_passes_every_filter_to_prepare(
         ENV_KEY="booking,github",
         DIFFICULTY="1,2",
         MAX_TASKS="50",
+        EVAL_RATIO="0.2",
         DATA_VERSION="v0.3",
         S3_DATASET_BUCKET="sets",
     )
     assert done.returncode == 0, done.stderr
     assert "reusing" in done.stdout
-    filters = ["--env-filter", "booking,github", "--difficulty-filter", "1,2", "--max-tasks", "50"]
+    filters = ["--env-filter", "booking,github", "--difficulty-filter", "1,2"]
+    filters += ["--max-tasks", "50", "--eval-ratio", "0.2"]
     assert made.calls() == [
         [
             *("tasks", "prepare", "--tasks-json", f"s3://sets/v0.3/openenv/all_{modality}.json"),

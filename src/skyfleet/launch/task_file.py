@@ -29,6 +29,7 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
     "ENV_KEY": "",
     "DIFFICULTY": "all",
     "MAX_TASKS": "",
+    "EVAL_RATIO": "",
     "AWS_REGION": "us-east-1",
     "AWS_ENDPOINT_URL": "",
     "FLEET_BASE_URL": "",

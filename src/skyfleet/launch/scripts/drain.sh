@@ -7,7 +7,7 @@ seconds=${DRAIN_SECONDS:-900}
 pid=$(cat "$state/trainer.pid" 2>/dev/null) || exit 0
 
 # After a reboot the number may belong to another process.
-is_trainer() { [[ -n $pid ]] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q 'skyfleet'; }
+is_trainer() { { [[ -n $pid ]] && tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q skyfleet; } 2>/dev/null; }
 
 is_trainer || exit 0
 echo "drain: the trainer saves its checkpoint and uploads it (at most $seconds s)"

@@ -41,6 +41,7 @@ prepare_data() {
   local options=(--modality "$name" --env-filter "${ENV_KEY:-}")
   [[ ${DIFFICULTY:-all} == all ]] || options+=(--difficulty-filter "$DIFFICULTY")
   [[ -z ${MAX_TASKS:-} ]] || options+=(--max-tasks "$MAX_TASKS")
+  [[ -z ${EVAL_RATIO:-} ]] || options+=(--eval-ratio "$EVAL_RATIO")
   "$venv/bin/skyfleet" tasks prepare --tasks-json "$source" --output-dir "data/fleet/$name" "${options[@]}"
 }
 
