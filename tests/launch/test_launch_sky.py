@@ -112,6 +112,10 @@ def test_our_table_of_what_clouds_lack_is_skypilots(results: dict[str, dict[str,
         assert theirs == ours & lacking.keys(), feature
 
 
+class CloudError(Exception):
+    __module__ = "sky.exceptions"
+
+
 class FakeSky:
     """SkyPilot's client with scripted answers; it records the calls."""
 
@@ -207,6 +211,32 @@ def test_a_lost_machine_is_replaced_under_the_same_name(fake: Callable[..., Fake
     sky = fake(tail_logs=[101, down, 0], status=[[{"status": SimpleNamespace(value="UP")}]])
     assert run_until_ended(None, "r1", spot=False, sleep=lambda _: None) is JobEnd.SUCCEEDED
     assert [call for call in sky.calls if call.startswith("launch")] == ["launch r1"] * 2
+
+
+def test_a_managed_job_is_followed_again_and_never_launched_twice(
+    fake: Callable[..., FakeSky],
+) -> None:
+    sky = fake(jobs_tail_logs=[101, 101, 0])
+    assert run_until_ended(None, "r1", spot=True, sleep=lambda _: None) is JobEnd.SUCCEEDED
+    assert sky.calls == ["jobs.launch r1", *["jobs.tail_logs r1"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (CloudError("no\n  route"), "SkyPilot: CloudError: no route"),
+        (
+            FakeSky.exceptions.NoCloudAccessError("none enabled"),
+            "export a key such as LAMBDA_API_KEY",
+        ),
+    ],
+)
+def test_skypilots_errors_become_one_sentence(
+    fake: Callable[..., FakeSky], error: Exception, sentence: str
+) -> None:
+    fake(launch=[error])
+    with pytest.raises(LaunchError, match=sentence):
+        launch_task(None, "r1", spot=False)
 
 
 @pytest.mark.parametrize(

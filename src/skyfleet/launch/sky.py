@@ -7,8 +7,9 @@ client and turns its errors into sentences. It is imported where it is used, bec
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (120, 240, 480)
 """Pauses between attempts to find a machine; in each attempt SkyPilot tries every cloud and region."""
+RECONNECT_SECONDS = 10
 MAX_MACHINES = 10
 """How often an attached launch replaces a machine that was lost."""
 
@@ -82,7 +84,7 @@ def parse_task(text: str, secrets: Mapping[str, str] | None = None) -> Any:
             config, secrets_overrides=list(secrets.items()) if secrets else None
         )
     except (ValueError, TypeError) as error:
-        raise LaunchError(f"SkyPilot refuses the task: {_first_line(error)}") from None
+        raise LaunchError(f"SkyPilot refuses the task: {_one_line(error)}") from None
 
 
 def launch_task(
@@ -103,44 +105,49 @@ def launch_task(
         except sky.exceptions.ResourcesUnavailableError as error:
             if getattr(error, "no_failover", False) or pause is None:
                 raise LaunchError(
-                    f"no machine for {name}: {_first_line(error)}; add clouds with --cloud, or use "
+                    f"no machine for {name}: {_one_line(error)}; add clouds with --cloud, or use "
                     "other --gpus"
                 ) from None
             logger.warning("no machine for %s; trying again in %d s", name, pause)
             _take_down(sky, name, spot=spot)
             sleep(pause)
-        except sky.exceptions.NoCloudAccessError as error:
-            raise LaunchError(
-                f"SkyPilot has access to no cloud: {_first_line(error)}; export a key such as "
-                "LAMBDA_API_KEY, or run sky check"
-            ) from None
+        except Exception as error:
+            _raise_sentence(error)
+            raise
 
 
-def follow_task(name: str, *, spot: bool) -> JobEnd:
-    """Print the job's log until it ends; a lost connection is taken up again."""
+def follow_task(name: str, *, spot: bool, sleep: Callable[[float], None] = time.sleep) -> JobEnd:
+    """Print the job's log until it ends; a lost connection is taken up again.
+
+    A managed job is never LOST: SkyPilot replaces its machines.
+    """
     sky = import_sky()
-    if spot:
-        code = sky.jobs.tail_logs(name=name, follow=True)
-        return _END_BY_CODE.get(int(code or 0), JobEnd.FAILED)
     while True:
         try:
-            code = sky.tail_logs(name, None, follow=True)
+            if spot:
+                code = sky.jobs.tail_logs(name=name, follow=True)
+            else:
+                code = sky.tail_logs(name, None, follow=True)
         except (sky.exceptions.ClusterNotUpError, sky.exceptions.ClusterDoesNotExist):
+            return JobEnd.FAILED if spot else JobEnd.LOST
+        if code != _NOT_FINISHED:
+            return _END_BY_CODE.get(int(code or 0), JobEnd.FAILED)
+        if not spot and not _is_up(sky, name):
             return JobEnd.LOST
-        end = _END_BY_CODE.get(int(code or 0), JobEnd.FAILED)
-        if end is not JobEnd.LOST:
-            return end
-        # 101: the connection ended before the job. The machine may be gone.
-        records = sky.get(sky.status([name], refresh=sky.StatusRefreshMode.FORCE))
-        if not records or records[0]["status"].value != "UP":
-            return JobEnd.LOST
+        sleep(RECONNECT_SECONDS)
 
 
+def _is_up(sky: Any, name: str) -> bool:
+    """By asking the cloud, not SkyPilot's own records."""
+    records = sky.get(sky.status([name], refresh=sky.StatusRefreshMode.FORCE))
+    return bool(records) and records[0]["status"].value == "UP"
+
+
+_NOT_FINISHED = 101
+"""The connection ended before the job."""
 _END_BY_CODE = {
     0: JobEnd.SUCCEEDED,
     100: JobEnd.FAILED,
-    101: JobEnd.LOST,
-    102: JobEnd.LOST,
     103: JobEnd.CANCELLED,
 }
 """By SkyPilot's `JobExitCode`."""
@@ -152,7 +159,7 @@ def run_until_ended(
     """Launch, follow, and launch again under the same name if the machine was lost."""
     for _ in range(MAX_MACHINES):
         launch_task(task, name, spot=spot, sleep=sleep)
-        end = follow_task(name, spot=spot)
+        end = follow_task(name, spot=spot, sleep=sleep)
         if end is not JobEnd.LOST:
             return end
         logger.warning("the machine of %s is gone; launching %s again to resume it", name, name)
@@ -259,6 +266,18 @@ def _take_down(sky: Any, name: str, *, spot: bool) -> None:
         logger.info("%s has no machine", name)
 
 
+def _raise_sentence(error: Exception) -> None:
+    """LaunchError in place of SkyPilot's own exceptions; others are bugs, and are not touched."""
+    kind = type(error)
+    if kind.__name__ == "NoCloudAccessError":
+        raise LaunchError(
+            f"SkyPilot has access to no cloud: {_one_line(error)}; export a key such as "
+            "LAMBDA_API_KEY, or run sky check"
+        ) from None
+    if kind.__module__.startswith("sky."):
+        raise LaunchError(f"SkyPilot: {kind.__name__}: {_one_line(error)}") from None
+
+
 def write_task(text: str, folder: Path, name: str) -> Path:
     """Keep the file that was launched, for `sky launch` and for the record."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -267,6 +286,7 @@ def write_task(text: str, folder: Path, name: str) -> Path:
     return path
 
 
-def _first_line(error: BaseException) -> str:
-    lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:400] or type(error).__name__
+def _one_line(error: BaseException) -> str:
+    """The message on one line, without the colours of a terminal."""
+    words = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split()
+    return " ".join(words)[:400] or type(error).__name__
