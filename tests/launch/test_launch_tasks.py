@@ -28,6 +28,7 @@ from skyfleet.launch.source_commit import find_commit
 from skyfleet.launch.task_file import DEFAULT_VARIABLES, check_run_name, generate_run_name
 
 ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
 SEED_CLOUDS = {"lambda", "runpod", "vast", "primeintellect", "nebius"}
 
 
@@ -229,12 +230,33 @@ def test_a_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
     assert str(find_commit(run_script.parent)) == f"{clean.sha}-dirty"
 
 
-def test_a_launch_dry_run_prints_a_task_file_and_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        re.search(r"^skyfleet (launch .* --dry-run)$", PAGE, re.MULTILINE)[1],  # type: ignore[index]
+        "launch tasks/openenv-fleet-grpo-qwen3-8b.yaml --gpus H200:8 --dry-run",
+        "launch fleet_qwen3_8b --gpus H200:8 --dry-run generator.max_turns=20",
+    ],
+)
+def test_a_launch_dry_run_prints_a_task_file_and_the_plan(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    arguments = ["launch", "fleet_qwen3_8b", "--gpus", "H200:8", "--cloud", "lambda", "--dry-run"]
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0
-    assert read(result.output)["resources"]["any_of"] == [
-        {"infra": "lambda", "accelerators": "H200:8"}
-    ]
+    entries = read(result.output)["resources"]["any_of"]
+    assert {"infra": "nebius", "accelerators": "H200:8"} in entries
     assert "# secrets: FLEET_API_KEY, WANDB_API_KEY" in result.output
+    assert "# this version trains on one GPU" in result.output
+
+
+def test_a_launch_without_a_configuration_or_with_a_secret_as_a_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for command, sentence in {
+        "launch trainer.seed=1 --dry-run": "needs a configuration or a task file",
+        "launch tiny --env FLEET_API_KEY=x --dry-run": "--env FLEET_API_KEY: write NAME=VALUE",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            CliRunner().invoke(app, command.split(), catch_exceptions=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -70,6 +71,46 @@ def test_a_cancelled_workflow_drains_before_it_gives_the_machine_back() -> None:
     assert stop["if"].startswith("always()")
     assert "--force" not in stop["run"]
     assert training["concurrency"]["cancel-in-progress"] is False
+
+
+def run_preflight(step: str, tmp_path: Path, **variables: str) -> tuple[int, str, str]:
+    """Run the commands of one step as GitHub does; its code, its output and its step outputs."""
+    steps = load_training()["jobs"]["preflight"]["steps"]
+    (found,) = [entry for entry in steps if entry.get("name") == step]
+    outputs = tmp_path / "outputs"
+    outputs.write_text("")
+    empty = dict.fromkeys(found.get("env", {}), "")
+    files = {"GITHUB_OUTPUT": str(outputs), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    base = {"PATH": os.environ["PATH"], "GITHUB_RUN_ID": "42", "GITHUB_SHA": "c0ffee"}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", found["run"]],
+        env={**base, "MODALITY": "tool_use", **files, **empty, **variables},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, outputs.read_text()
+
+
+def test_a_new_attempt_of_a_workflow_has_the_same_run_name(tmp_path: Path) -> None:
+    names = [run_preflight("Name the run", tmp_path)[2] for _ in range(2)]
+    assert names[0] == names[1]
+    assert re.fullmatch(r"run_name=fleet_tool_use_[0-9a-f]{8}\n", names[0])
+    resumed = run_preflight("Name the run", tmp_path, RESUME_RUN_NAME="fleet_both_1")
+    assert resumed[2] == "run_name=fleet_both_1\n"
+    code, _, outputs = run_preflight("Name the run", tmp_path, RESUME_RUN_NAME="a\nrun_name=b")
+    assert (code, outputs) == (1, "")
+
+
+def test_preflight_names_every_missing_secret_at_once_and_no_value(tmp_path: Path) -> None:
+    step = "Check that the secrets are set"
+    given = {"FLEET_API_KEY": "fleet-secret", "CLOUD": "runpod", "DISABLE_SLACK": "false"}
+    code, output, _ = run_preflight(step, tmp_path, **given)
+    assert code == 1
+    missing = "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY WANDB_API_KEY_TOOL_USE SLACK_BOT_TOKEN"
+    assert f"not set: {missing} RUNPOD_API_KEY" in output
+    assert "fleet-secret" not in output
+    rest = dict.fromkeys([*missing.split(), "RUNPOD_API_KEY"], "value")
+    assert run_preflight(step, tmp_path, **given, **rest)[0] == 0
 
 
 def find_shell_blocks() -> list[tuple[str, str]]:

@@ -172,6 +172,8 @@ def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: s
         f"secrets: {', '.join(secret_names.required) or 'none'}; if they are set: "
         f"{', '.join(secret_names.optional)}",
     ]
+    if built["num_nodes"] > 1 or not gpus.endswith(":1"):
+        notes.append("this version trains on one GPU; only vLLM engines use the others")
     if not takes_itself_down(clouds):
         notes.append(f"{clouds[0]} machines stay up after the run: skyfleet runs stop {name}")
     task = {**built, "name": name, "resources": resources, "envs": envs}
