@@ -265,3 +265,32 @@ def test_setup_without_fleets_dataset_prepares_nothing(machine: Callable[[str], 
     made = machine("")
     assert made.run("setup.sh", DATASET="").returncode == 0
     assert not (made.home / "calls").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("ray") is None, reason="no ray here: pip install -e '.[ray]'")
+def test_several_nodes_form_one_ray_cluster_which_ends_with_the_run(
+    machine: Callable[[str], Machine],
+) -> None:
+    """Two nodes on this machine; real Ray."""
+    made = machine('echo "$RAY_ADDRESS" >"$HOME/ray_address"; sleep 2\n')
+    ray = Path(shutil.which("ray") or "")
+    (venv,) = (made.home / ".skyfleet").glob("venv-*/")
+    for program in ("ray", "python"):
+        wrapper = venv / "bin" / program
+        wrapper.write_text(f'#!/bin/sh\nexec {ray.parent / program} "$@"\n')
+        wrapper.chmod(0o755)
+    nodes = {
+        "DATASET": "",
+        "PREFLIGHT": "0",
+        "RAY_PORT": "6591",
+        "FLEET_API_KEY": "shared",
+        "SKYPILOT_NUM_NODES": "2",
+        "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1",
+        "RAY_OBJECT_STORE_BYTES": "100000000",
+    }
+    worker = made.start("run.sh", SKYPILOT_NODE_RANK="1", **nodes)
+    head = made.start("run.sh", SKYPILOT_NODE_RANK="0", **nodes)
+    assert head.wait(timeout=180) == 0
+    assert (made.home / "ray_address").read_text() == "127.0.0.1:6591\n"
+    assert worker.wait(timeout=180) == 0

@@ -115,15 +115,38 @@ def test_spot_and_several_nodes_use_only_clouds_that_have_them() -> None:
 
 def test_a_task_file_keeps_its_resources_except_where_an_option_changes_them() -> None:
     built = read((ROOT / "tasks" / "openenv-fleet-grpo-qwen3-8b.yaml").read_text())
-    same = read(plan_task_file(built, "8b", LaunchOptions(run_name="r1"), commit="c0ffee").text)
+    same = read(plan_file(built, run_name="r1").text)
     assert same["resources"] == built["resources"]
     assert same["envs"]["CONFIG"] == "fleet_qwen3_8b"
-    options = LaunchOptions(cloud="runpod,vast", gpus="B200:2", modality="both", wandb=False)
-    other = plan_task_file(built, "8b", options)
+    other = plan_file(built, cloud="runpod,vast", gpus="B200:2", modality="both", wandb=False)
     resources = read(other.text)["resources"]
     assert [entry["infra"] for entry in resources["any_of"]] == ["runpod", "vast"]
     assert resources["disk_size"] == built["resources"]["disk_size"]
     assert (other.modality, other.secret_names.required) == ("both", ("FLEET_API_KEY",))
+
+
+def plan_file(built: dict[str, Any], *overrides: str, **options: Any) -> LaunchPlan:
+    return plan_task_file(built, "t.yaml", overrides, LaunchOptions(**options), root=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"envs": {"FLEET_API_KEY": "literal"}}, r"t\.yaml holds a value of FLEET_API_KEY"),
+        ({"envs": {"CONFIG": "no_such"}}, "no_such is neither a file nor a preset"),
+        ({"envs": {"OVERRIDES": "trainer.sede=1"}}, r"trainer\.sede=1 is unknown"),
+        ({"resources": {"any_of": [{"infra": "aws"}]}}, r"t\.yaml is not a task file of skyfleet"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_found_before_the_launch(
+    changed: dict[str, dict[str, Any]], sentence: str
+) -> None:
+    built = read((ROOT / "tasks" / "openenv-fleet-grpo.yaml").read_text())
+    for section, values in changed.items():
+        built[section] |= values
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        plan_file(built)
+    assert "literal" not in str(caught.value)
 
 
 def test_a_configuration_of_worlds_needs_no_fleet_key_and_prepares_no_dataset() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -86,7 +85,6 @@ def launch_command(
 
 def _plan(arguments: list[str], options: LaunchOptions, commit: SourceCommit) -> LaunchPlan:
     from skyfleet.launch.plan import is_task_file, plan_launch, plan_task_file
-    from skyfleet.launch.task_file import join_overrides
 
     if not arguments or "=" in arguments[0]:
         raise ConfigError(
@@ -97,11 +95,7 @@ def _plan(arguments: list[str], options: LaunchOptions, commit: SourceCommit) ->
     tree = _read_yaml(Path(name))
     if not is_task_file(tree):
         return plan_launch(name, overrides, options, root=commit.root, commit=str(commit))
-    if overrides:
-        options = replace(
-            options, variables={"OVERRIDES": join_overrides(overrides), **options.variables}
-        )
-    return plan_task_file(tree, name, options, commit=str(commit))
+    return plan_task_file(tree, name, overrides, options, root=commit.root, commit=str(commit))
 
 
 def _read_yaml(path: Path) -> Any:

@@ -34,6 +34,7 @@ from skyfleet.launch.task_file import (
     join_overrides,
     render_task,
 )
+from skyfleet.redaction import looks_secret
 
 PREPARED = "data/fleet/"
 """Where the task's set-up writes the dataset."""
@@ -113,9 +114,16 @@ def plan_launch(
 
 
 def plan_task_file(
-    built: dict[str, Any], title: str, options: LaunchOptions, *, commit: str = ""
+    built: dict[str, Any],
+    title: str,
+    overrides: Sequence[str],
+    options: LaunchOptions,
+    *,
+    root: Path,
+    commit: str = "",
 ) -> LaunchPlan:
     """Plan a task file that exists: its resources and variables hold where no option is given."""
+    _check_task_file(built, title)
     resources: dict[str, Any] = dict(built["resources"])
     nodes = options.nodes or built.get("num_nodes", 1)
     given = [entry["infra"] for entry in resources.get("any_of", ())]
@@ -135,12 +143,43 @@ def plan_task_file(
     if options.memory_gb:
         resources["memory"] = f"{options.memory_gb}+"
     envs = {**built["envs"], **({"MODALITY": options.modality} if options.modality else {})}
+    if overrides:
+        envs["OVERRIDES"] = join_overrides([*envs["OVERRIDES"].splitlines(), *overrides])
+    _check_config({**envs, **options.variables}, root)
     if nodes > 1 and "ray" not in envs["EXTRAS"].split(","):
         envs["EXTRAS"] += ",ray"
     if not options.wandb:
         envs.pop("WANDB_API_KEY", None)
     changed = {**built, "resources": resources, "num_nodes": nodes, "envs": envs}
     return _finish(changed, title, options, commit)
+
+
+def _check_task_file(built: Mapping[str, Any], title: str) -> None:
+    resources, envs = built["resources"], built["envs"]
+    entries = resources.get("any_of") or [{}]
+    complete = all({"infra", "accelerators"} <= entry.keys() for entry in entries)
+    if (
+        not complete
+        or not {"disk_size", "memory"} <= resources.keys()
+        or DEFAULT_VARIABLES.keys() - envs
+    ):
+        raise ConfigError(
+            f"{title} is not a task file of skyfleet, whose resources and variables it lacks; use "
+            "`sky launch` for it, or one of tasks/"
+        )
+    for name, value in envs.items():
+        if value and name not in DEFAULT_VARIABLES and looks_secret(name):
+            raise ConfigError(
+                f"{title} holds a value of {name}; write `{name}: null` and export the value"
+            )
+
+
+def _check_config(envs: Mapping[str, str], root: Path) -> None:
+    """Find the mistakes that would otherwise end the run after its machine is paid for."""
+    name = envs["CONFIG"] or f"fleet_{envs['MODALITY']}"
+    path = root / name
+    config = load_config_file(path if path.is_file() else name, envs["OVERRIDES"].splitlines())
+    reject_literal_secrets(config)
 
 
 def is_task_file(tree: object) -> bool:
