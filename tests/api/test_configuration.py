@@ -201,7 +201,7 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"tasks": "world:github?split=train"}, r"write world:github\?split=train&count=100"),
         (
             {"config": "unknown"},
-            "unknown is neither a file nor a preset; choose from fleet_qwen3_8b, generalise",
+            "unknown is neither a file nor a preset; choose from fleet_both, fleet_computer_use",
         ),
         ({"config": {"trainer.sede": 1}}, r"trainer\.sede.* is unknown"),
         ({"model": 3}, "pass a Hugging Face name, a folder"),
@@ -261,6 +261,9 @@ def test_every_preset_loads_under_its_run_name() -> None:
         "smollm2_cpu": "smollm2_135m_cpu",
         "smollm2_h200": "smollm2_135m_h200",
         "fleet_qwen3_8b": "fleet_tool_use_qwen3_8b",
+        "fleet_tool_use": "fleet_tool_use",
+        "fleet_computer_use": "fleet_computer_use",
+        "fleet_both": "fleet_both",
     }
     assert {preset.name for preset in list_presets()} == set(names)
     for name, file in names.items():

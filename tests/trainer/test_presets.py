@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "src/skyfleet/presets").glob("*.yaml"))
 RUN_NAMES = {
     *("local_tiny_cpu", "generalise", "smollm2_135m", "smollm2_135m_cpu", "smollm2_135m_h200"),
-    "fleet_tool_use_qwen3_8b",
+    *("fleet_tool_use_qwen3_8b", "fleet_tool_use", "fleet_computer_use", "fleet_both"),
 }
 WORLD_PRESETS = [path for path in PRESETS if "world:" in path.read_text()]
 

@@ -16,11 +16,13 @@ from skyfleet.cli.diff import diff_command
 from skyfleet.cli.evaluate import evaluate_command
 from skyfleet.cli.exiting import exit_stuck
 from skyfleet.cli.import_dumps import import_dumps_command
+from skyfleet.cli.launch import launch_command
 from skyfleet.cli.log import log_command
 from skyfleet.cli.presets import presets_command
 from skyfleet.cli.replay import replay_command
 from skyfleet.cli.report import report_command
 from skyfleet.cli.rollout import rollout_command
+from skyfleet.cli.runs import runs_app
 from skyfleet.cli.serve import serve_command
 from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
@@ -64,8 +66,10 @@ app.command("log")(log_command)
 app.command("rollout")(rollout_command)
 app.command("replay")(replay_command)
 app.command("serve")(serve_command)
+app.command("launch")(launch_command)
 app.command("presets")(presets_command)
 app.command("import-dumps")(import_dumps_command)
+app.add_typer(runs_app)
 app.add_typer(tasks_app)
 app.add_typer(worlds_app)
 app.add_typer(config_app)

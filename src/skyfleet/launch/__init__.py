@@ -1,0 +1,1 @@
+"""Launching: a run as a SkyPilot task on any cloud, and the runs that were launched."""

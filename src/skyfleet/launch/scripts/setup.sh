@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Install this commit into a virtual environment, once per set of packages, and prepare the dataset.
+set -euo pipefail
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+cd "$scripts/../../../.."
+# shellcheck source=src/skyfleet/launch/scripts/common.sh
+. "$scripts/common.sh"
+
+# Nodes with a shared file system install one after another; the later ones find the marker.
+exec 9>"$venv.lock"
+flock 9
+
+make_venv() {
+  local python
+  for python in python3.12 python3.11 python3; do
+    if "$python" -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+      2>/dev/null; then
+      "$python" -m venv --clear "$venv"
+      return
+    fi
+  done
+  # The image has no Python that fits; uv downloads one.
+  command -v uv >/dev/null || python3 -m pip install --quiet --user uv==0.13.7
+  PATH=$HOME/.local/bin:$PATH uv venv --quiet --clear --seed --python 3.11 "$venv"
+}
+
+if [[ -e $venv/complete ]]; then
+  echo "set-up: reusing $venv"
+else
+  echo "set-up: installing .[$extras] into $venv"
+  make_venv
+  "$venv/bin/pip" install --quiet --disable-pip-version-check ${constraints:+--constraint "$constraints"} \
+    --editable ".[$extras]"
+  touch "$venv/complete"
+fi
+"$venv/bin/skyfleet" --version
+
+prepare_data() {
+  local name=$1 source
+  source=${TASKS_JSON:-s3://$S3_DATASET_BUCKET/$DATA_VERSION/openenv/all_$name.json}
+  local options=(--modality "$name" --env-filter "${ENV_KEY:-}")
+  [[ ${DIFFICULTY:-all} == all ]] || options+=(--difficulty-filter "$DIFFICULTY")
+  [[ -z ${MAX_TASKS:-} ]] || options+=(--max-tasks "$MAX_TASKS")
+  [[ -z ${EVAL_RATIO:-} ]] || options+=(--eval-ratio "$EVAL_RATIO")
+  "$venv/bin/skyfleet" tasks prepare --tasks-json "$source" --output-dir "data/fleet/$name" "${options[@]}"
+}
+
+if [[ ${DATASET-fleet} == fleet ]]; then
+  for one in "${modalities[@]}"; do
+    prepare_data "$one"
+  done
+fi

@@ -1,0 +1,285 @@
+"""Task files and plans: what is in them, what is checked before a launch, and no secret value anywhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from skyfleet.cli.main import app
+from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.errors import ConfigError
+from skyfleet.launch.credentials import write_credentials
+from skyfleet.launch.plan import LaunchOptions, LaunchPlan, plan_launch, plan_task_file
+from skyfleet.launch.resources import (
+    choose_clouds,
+    estimate_disk_gb,
+    parse_gpus,
+    read_parameters,
+)
+from skyfleet.launch.secrets import find_secret_names, read_secrets
+from skyfleet.launch.shipped import SHIPPED_TASKS, ShippedTask, render_shipped_task
+from skyfleet.launch.source_commit import find_commit
+from skyfleet.launch.task_file import DEFAULT_VARIABLES, check_run_name, generate_run_name
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
+SEED_CLOUDS = {"lambda", "runpod", "vast", "primeintellect", "nebius"}
+
+
+def plan(config: str = "fleet_tool_use", *overrides: str, **options: Any) -> LaunchPlan:
+    return plan_launch(config, overrides, LaunchOptions(**options), root=ROOT, commit="c0ffee")
+
+
+def read(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(text)
+    return loaded
+
+
+@pytest.mark.parametrize("shipped", SHIPPED_TASKS, ids=lambda shipped: shipped.name)
+def test_a_shipped_task_file_is_the_one_that_its_preset_renders(shipped: ShippedTask) -> None:
+    file = ROOT / "tasks" / f"{shipped.name}.yaml"
+    assert file.read_text() == render_shipped_task(shipped), "run python -m skyfleet.launch.shipped"
+
+
+def test_every_file_in_tasks_is_shipped() -> None:
+    names = {file.stem for file in (ROOT / "tasks").iterdir()}
+    assert names == {shipped.name for shipped in SHIPPED_TASKS}
+
+
+@pytest.mark.parametrize("shipped", SHIPPED_TASKS, ids=lambda shipped: shipped.name)
+def test_a_task_file_names_its_secrets_and_holds_no_value(shipped: ShippedTask) -> None:
+    task = read((ROOT / "tasks" / f"{shipped.name}.yaml").read_text())
+    required = {name for name, value in task["envs"].items() if value is None}
+    assert required == {"FLEET_API_KEY", "WANDB_API_KEY"}
+    looks_secret = re.compile("KEY|TOKEN|SECRET")
+    secret = {name: value for name, value in task["envs"].items() if looks_secret.search(name)}
+    assert not any(value for name, value in secret.items() if name != "ENV_KEY")
+    assert {entry["infra"] for entry in task["resources"]["any_of"]} >= SEED_CLOUDS
+
+
+def test_the_scripts_read_every_variable_of_a_task_file_and_no_other() -> None:
+    scripts = " ".join(
+        path.read_text() for path in (ROOT / "src/skyfleet/launch/scripts").glob("*.sh")
+    )
+    unread = [name for name in DEFAULT_VARIABLES if not re.search(rf"\b{name}\b", scripts)]
+    assert unread == []
+
+
+@pytest.mark.parametrize("modality", ["tool_use", "computer_use", "both"])
+def test_the_fleet_presets_have_the_guides_defaults(modality: str) -> None:
+    config = load_config_file(f"fleet_{modality}")
+    trainer, generator = config.trainer, config.generator
+    assert trainer.policy.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
+    assert trainer.algorithm.advantage_estimator == "grpo"
+    assert trainer.policy.optimizer_config.lr == 1e-6
+    assert (trainer.train_batch_size, trainer.epochs, trainer.ckpt_interval) == (4, 20, 10)
+    assert generator.max_turns == 50
+    held_out = {"tool_use": ["outlook"], "computer_use": ["instacart"]}
+    assert config.data.held_out_envs == held_out.get(modality, ["outlook", "instacart"])
+
+
+def test_a_plan_passes_the_run_name_the_commit_and_the_overrides_on() -> None:
+    made = plan("fleet_both", "trainer.seed=7", gpus="H200:8", variables={"DATA_VERSION": "v0.3"})
+    task = read(made.text)
+    assert re.fullmatch(r"fleet_both_[0-9a-f]{8}", made.run_name)
+    envs = task["envs"]
+    assert (task["name"], envs["RUN_NAME"]) == (made.run_name, made.run_name)
+    assert (envs["GIT_COMMIT"], envs["OVERRIDES"]) == ("c0ffee", "trainer.seed=7")
+    assert (envs["MODALITY"], envs["DATA_VERSION"], envs["CONFIG"]) == (
+        "both",
+        "v0.3",
+        "fleet_both",
+    )
+    runpod = {entry["infra"]: entry for entry in task["resources"]["any_of"]}["runpod"]
+    assert runpod["accelerators"] == "H200-SXM:8"
+    assert plan("fleet_both", run_name=made.run_name).run_name == made.run_name
+
+
+def test_spot_and_several_nodes_use_only_clouds_that_have_them() -> None:
+    spot = read(plan(spot=True).text)["resources"]
+    assert spot["use_spot"] is True
+    assert spot["job_recovery"] == {"max_restarts_on_errors": 10}
+    assert "lambda" not in [entry["infra"] for entry in spot["any_of"]]
+    nodes = read(plan(nodes=2).text)
+    assert (nodes["num_nodes"], nodes["envs"]["EXTRAS"]) == (2, "train,s3,wandb,ray")
+    assert "runpod" not in [entry["infra"] for entry in nodes["resources"]["any_of"]]
+    with pytest.raises(ConfigError, match="--cloud lambda does not support --spot"):
+        choose_clouds("lambda", spot=True, num_nodes=1)
+
+
+def test_a_task_file_keeps_its_resources_except_where_an_option_changes_them() -> None:
+    built = read((ROOT / "tasks" / "openenv-fleet-grpo-qwen3-8b.yaml").read_text())
+    same = read(plan_file(built, run_name="r1").text)
+    assert same["resources"] == built["resources"]
+    assert same["envs"]["CONFIG"] == "fleet_qwen3_8b"
+    other = plan_file(built, cloud="runpod,vast", gpus="B200:2", modality="both", wandb=False)
+    resources = read(other.text)["resources"]
+    assert [entry["infra"] for entry in resources["any_of"]] == ["runpod", "vast"]
+    assert resources["disk_size"] == built["resources"]["disk_size"]
+    assert (other.modality, other.secret_names.required) == ("both", ("FLEET_API_KEY",))
+
+
+def plan_file(built: dict[str, Any], *overrides: str, **options: Any) -> LaunchPlan:
+    return plan_task_file(built, "t.yaml", overrides, LaunchOptions(**options), root=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"envs": {"FLEET_API_KEY": "literal"}}, r"t\.yaml holds a value of FLEET_API_KEY"),
+        ({"envs": {"CONFIG": "no_such"}}, "no_such is neither a file nor a preset"),
+        ({"envs": {"OVERRIDES": "trainer.sede=1"}}, r"trainer\.sede=1 is unknown"),
+        ({"resources": {"any_of": [{"infra": "aws"}]}}, r"t\.yaml is not a task file of skyfleet"),
+    ],
+)
+def test_a_mistake_in_a_task_file_is_found_before_the_launch(
+    changed: dict[str, dict[str, Any]], sentence: str
+) -> None:
+    built = read((ROOT / "tasks" / "openenv-fleet-grpo.yaml").read_text())
+    for section, values in changed.items():
+        built[section] |= values
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        plan_file(built)
+    assert "literal" not in str(caught.value)
+
+
+def test_a_configuration_of_worlds_needs_no_fleet_key_and_prepares_no_dataset() -> None:
+    made = plan("tiny", wandb=False)
+    assert made.secret_names.required == ()
+    assert read(made.text)["envs"]["DATASET"] == ""
+
+
+def test_a_secret_in_the_configuration_is_refused_and_a_reference_becomes_a_required_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = "environment.skyrl_gym.fleet_task.api_key"
+    with pytest.raises(ConfigError, match=f"{key} holds a secret") as caught:
+        plan("fleet_tool_use", f"{key}=fleet-literal-value-1")
+    assert "fleet-literal-value-1" not in str(caught.value)
+    monkeypatch.setenv("MY_FLEET_KEY", "value-of-my-fleet-key")
+    made = plan("fleet_tool_use", f"{key}=${{oc.env:MY_FLEET_KEY}}")
+    assert "MY_FLEET_KEY" in made.secret_names.required
+    assert "value-of-my-fleet-key" not in made.text
+
+
+def test_missing_secrets_are_named_at_once_and_wandbs_key_depends_on_the_modality() -> None:
+    names = find_secret_names(load_config_file("fleet_tool_use"), wandb=True)
+    with pytest.raises(ConfigError, match="FLEET_API_KEY, WANDB_API_KEY are not set") as caught:
+        read_secrets(names, "tool_use", {"WANDB_API_KEY_COMPUTER_USE": "c"})
+    assert "WANDB_API_KEY_TOOL_USE" in str(caught.value)
+    environ = {"FLEET_API_KEY": "f", "WANDB_API_KEY_COMPUTER_USE": "c", "WANDB_API_KEY": "w"}
+    assert read_secrets(names, "computer_use", environ)["WANDB_API_KEY"] == "c"
+    assert read_secrets(names, "tool_use", environ)["WANDB_API_KEY"] == "w"
+    with pytest.raises(ConfigError, match="one of AWS_ACCESS_KEY_ID"):
+        read_secrets(names, "tool_use", {**environ, "AWS_ACCESS_KEY_ID": "a"})
+
+
+@pytest.mark.parametrize("text", ["H1000:1", "H200:x", "H200:0", "H200:99"])
+def test_an_unknown_gpu_or_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--gpus {text}"):
+        parse_gpus(text)
+
+
+def test_the_disk_holds_the_weights_and_the_checkpoints_that_are_there_at_once() -> None:
+    def disk(path: str, keep: int = 2, lora: int = 0, *, uploads: bool = True) -> int:
+        config = load_config(
+            f"trainer: {{policy: {{model: {{path: {path}, lora: {{rank: {lora}}}}}}}, "
+            f"max_ckpts_to_keep: {keep}}}"
+        )
+        return estimate_disk_gb(config, uploads=uploads)
+
+    # 1.25 x (40 + 30 + 2 x 32 + 3 x 14 x 32) GB, up to the next 50
+    assert disk("Qwen/Qwen3-32B") == 1850
+    assert disk("Qwen/Qwen3-8B", lora=32) < disk("Qwen/Qwen3-8B")
+    assert disk("Qwen/Qwen3-8B", keep=-1, uploads=False) > disk("Qwen/Qwen3-8B", keep=-1)
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("Qwen/Qwen3-8B", 8e9),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1.5e9),
+        ("Qwen/Qwen3-30B-A3B", 30e9),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 1.35e8),
+    ],
+)
+def test_a_models_size_is_read_from_its_name(path: str, parameters: float) -> None:
+    assert read_parameters(path) == parameters
+
+
+def test_a_model_of_unknown_size_asks_for_the_disk() -> None:
+    with pytest.raises(ConfigError, match="--disk-gb"):
+        read_parameters("zai-org/GLM-4.7-Flash")
+
+
+def test_run_names_are_skypilots_cluster_names() -> None:
+    assert len({generate_run_name("tool_use") for _ in range(20)}) == 20
+    with pytest.raises(ConfigError, match="start with a letter"):
+        check_run_name("0_run")
+
+
+def test_credentials_are_written_once_for_this_user_only(tmp_path: Path) -> None:
+    environ = {"LAMBDA_API_KEY": "lam", "NEBIUS_CREDENTIALS_JSON": "{}", "VAST_API_KEY": " "}
+    written = write_credentials(tmp_path, environ)
+    names = [path.relative_to(tmp_path).as_posix() for path in written]
+    assert names == [".lambda_cloud/lambda_keys", ".nebius/credentials.json"]
+    assert [path.stat().st_mode & 0o777 for path in written] == [0o600, 0o600]
+    assert write_credentials(tmp_path, {"LAMBDA_API_KEY": "other"}) == []
+    assert written[0].read_text() == "api_key = lam\n"
+
+
+def test_a_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    with pytest.raises(ConfigError, match="not in a git repository"):
+        find_commit(tmp_path)
+    git("init", "-q")
+    run_script = tmp_path / "src/skyfleet/launch/scripts/run.sh"
+    run_script.parent.mkdir(parents=True)
+    run_script.touch()
+    git("add", "-A")
+    git("commit", "-qm", "Start")
+    clean = find_commit(tmp_path)
+    assert (len(str(clean)), clean.dirty) == (40, False)
+    run_script.write_text("echo")
+    assert str(find_commit(run_script.parent)) == f"{clean.sha}-dirty"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        re.search(r"^skyfleet (launch .* --dry-run)$", PAGE, re.MULTILINE)[1],  # type: ignore[index]
+        "launch tasks/openenv-fleet-grpo-qwen3-8b.yaml --gpus H200:8 --dry-run",
+        "launch fleet_qwen3_8b --gpus H200:8 --dry-run generator.max_turns=20",
+    ],
+)
+def test_a_launch_dry_run_prints_a_task_file_and_the_plan(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
+    assert result.exit_code == 0
+    entries = read(result.output)["resources"]["any_of"]
+    assert {"infra": "nebius", "accelerators": "H200:8"} in entries
+    assert "# secrets: FLEET_API_KEY, WANDB_API_KEY" in result.output
+    assert "# this version trains on one GPU" in result.output
+
+
+def test_a_launch_without_a_configuration_or_with_a_secret_as_a_variable_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    for command, sentence in {
+        "launch trainer.seed=1 --dry-run": "needs a configuration or a task file",
+        "launch tiny --env FLEET_API_KEY=x --dry-run": "--env FLEET_API_KEY: write NAME=VALUE",
+    }.items():
+        with pytest.raises(ConfigError, match=sentence):
+            CliRunner().invoke(app, command.split(), catch_exceptions=False)

