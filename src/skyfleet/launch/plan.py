@@ -34,7 +34,7 @@ from skyfleet.launch.task_file import (
     join_overrides,
     render_task,
 )
-from skyfleet.redaction import looks_secret
+from skyfleet.secret_names import looks_secret
 
 PREPARED = "data/fleet/"
 """Where the task's set-up writes the dataset."""
