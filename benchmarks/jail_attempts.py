@@ -279,7 +279,8 @@ RESULTS = {
     "return a class that lies": "class Liar:\n    __class__ = float\n    def __float__(self): return 'x'\n"
     "return Liar()",
     "return a number that raises": "class N(float):\n    def __float__(self): raise ValueError\nreturn N(1)",
-    "return a coroutine": "async def one(): return 1\nreturn one()",
+    "return a coroutine of a coroutine": "async def one(): return 1\nasync def two(): return one()\n"
+    "return two()",
     "error of another kind": "raise type('UnconfinedVerifierError', (Exception,), {})('x')",
 }
 

@@ -17,7 +17,6 @@ from tests.analysis.viewer_run import viewing
 from tests.fakes.small_runs import SETTINGS
 from tests.trainer.canary_env import CANARY, VARIABLE
 
-from skyfleet import redaction
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config, load_config_file
@@ -43,13 +42,6 @@ SECRETS = {
     "generator.weight_sync_dir": "s3://bucket/weights?X-Amz-Signature={}",
 }
 VARIABLES = ("OPENAI_API_KEY", "FLEET_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN")
-
-
-@pytest.fixture(autouse=True)
-def _no_known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of this process have used words such as `secret` as secrets."""
-    monkeypatch.setattr(redaction, "_known", {})
-    monkeypatch.setattr(redaction, "_known_pattern", None)
 
 
 def make_overrides(folder: Path, *more: str) -> tuple[list[str], list[str]]:
