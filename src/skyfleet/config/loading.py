@@ -35,6 +35,7 @@ from skyfleet.config.skyrl_compat import (
 )
 from skyfleet.config.validation import find_conflicts, find_unsupported_values
 from skyfleet.errors import ConfigError
+from skyfleet.secret_names import looks_secret
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -235,7 +236,8 @@ def _find_key_problem(path: parsing.Path, value: Any, name: str) -> str | None:
     key, known = ".".join(path), known_keys()
     if is_free_key(path) or key in known:
         return None
-    setting = f"{name}={_mask_secret(name, value)}"
+    suggestion = suggest_key(name)
+    setting = f"{name}={_mask_secret(name, suggestion, value)}"
     if key in known_sections():
         if value is None or value == {} or (isinstance(value, str) and "${" in value):
             return None
@@ -243,13 +245,13 @@ def _find_key_problem(path: parsing.Path, value: Any, name: str) -> str | None:
         return f"{setting}: {name} is a section; set a key in it, such as {example}"
     if remedy := find_unsupported_key(key):
         return f"{setting} is not supported: {remedy}"
-    return f"{setting} is unknown; {suggest_key(name)}"
+    return f"{setting} is unknown; {suggestion}"
 
 
-def _mask_secret(name: str, value: Any) -> str:
+def _mask_secret(name: str, suggestion: str, value: Any) -> str:
     """A misspelt api_key must not show its value."""
-    is_secret = re.search(r"(key|secret|password|token)$", name.rsplit(".", 1)[-1])
-    return "***" if is_secret and isinstance(value, str) else repr(value)
+    names = (name.rsplit(".", 1)[-1], suggestion.rstrip("?").rsplit(".", 1)[-1])
+    return "***" if any(map(looks_secret, names)) and isinstance(value, str) else repr(value)
 
 
 def _build_tree(
