@@ -21,7 +21,7 @@ from tests.fakes.counter_env import TASK, CounterEnv
 from tests.fakes.scripted_engine import ScriptedEngine, token_agent
 
 from skyfleet.chat.message import Message
-from skyfleet.envs import watchdog
+from skyfleet.envs import stalls, watchdog
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step
 from skyfleet.envs.guard import EnvGuard, Isolation, Mode
 from skyfleet.envs.isolation import isolate
@@ -296,3 +296,18 @@ async def test_only_a_thread_that_computes_is_blamed_for_the_interpreter_lock() 
             for guard, thread in threads.items():
                 watchdog.leave_thread(guard)
                 thread.join()
+
+
+@pytest.mark.parametrize("is_collecting", [True, False])
+async def test_an_environment_is_not_blamed_for_a_garbage_collection(is_collecting: bool) -> None:
+    monitor = find_monitor()
+    monitor.watch(time.perf_counter())
+    if is_collecting:
+        stalls.time_collection("start", {})
+    start = time.perf_counter()
+    while (took := time.perf_counter() - start) < 0.3:
+        pass
+    if is_collecting:
+        stalls.time_collection("stop", {})
+    stall = monitor.explain_stall(took / 4)
+    assert (stall is None) == is_collecting

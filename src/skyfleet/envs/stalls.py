@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -95,6 +97,30 @@ def read_cpu_seconds(thread: Thread) -> float:
     return 0.0
 
 
+_collections: deque[tuple[float, float]] = deque(maxlen=16)
+"""When long garbage collections ended, and their seconds."""
+_collection_start = 0.0
+
+
+def time_collection(phase: str, _info: dict[str, int]) -> None:
+    """A callback of the garbage collector."""
+    global _collection_start
+    now = perf_counter()
+    if phase == "start":
+        _collection_start = now
+    elif now - _collection_start > WATCH_SECONDS:
+        _collections.append((now, now - _collection_start))
+
+
+gc.callbacks.append(time_collection)
+
+
+def _sum_collections(seconds: float) -> float:
+    """How much of the last `seconds` garbage collections took."""
+    start = perf_counter() - seconds - WATCH_SECONDS
+    return sum(took for end, took in _collections if end > start)
+
+
 class LoopMonitor:
     """What runs in one event loop: the guard that holds it now, and since when."""
 
@@ -141,12 +167,15 @@ class LoopMonitor:
         return perf_counter()
 
     def explain_stall(self, seconds: float) -> Stall | None:
-        """What the environment did; None if it was not running: the machine was busy.
+        """What the environment did; None if it was not running: the machine was busy, or Python
+        collected garbage, which it does in whatever code reaches the threshold.
 
         Either the watchdog found it in its own code twice, or the watchdog could not run, because
         the environment computed without releasing the interpreter lock.
         """
         lines, self._lines = self._lines, []
+        if _sum_collections(seconds) > seconds / 2:
+            return None
         if len(lines) > 1:
             return Stall(line=lines[-1], holds_interpreter=False)
         is_computing = self.read_computed_seconds() > seconds / 2
