@@ -222,7 +222,7 @@ def make_scripts(task: Task) -> dict[str, tuple[Script, float]]:
 
 
 def make_mistakes(calls: Sequence[ToolCall]) -> Script:
-    """Every mistake that the agent is told about, then the first two calls of the reference."""
+    """Every mistake that the environment reports to the agent, then the first two calls of the reference."""
     return [
         say("", call("no_such_tool")),
         say("", call(calls[0].name, nmber=1)),

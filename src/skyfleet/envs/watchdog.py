@@ -79,7 +79,7 @@ def _give_back_lost(seconds: float, computed_seconds: float) -> None:
 class _CallbackTimer:
     """Measures how long callbacks hold one event loop; no environment's call accounts for them.
 
-    A callback of an environment cannot be told from others, so all episodes get the time back.
+    A callback of an environment cannot be distinguished from others, so all episodes get the time back.
     """
 
     def __init__(self, monitor: LoopMonitor) -> None:
