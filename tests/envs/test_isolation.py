@@ -20,6 +20,7 @@ from skyfleet.envs.guard import EnvGuard, Isolation, Mode
 from skyfleet.envs.guarded_call import MAX_ABANDONED, AbandonedCalls, raised_by_code
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.envs.stalls import EnvInterrupt
+from skyfleet.envs.thread_env import LoopThread
 from skyfleet.envs.worker_env import kill_idle_workers
 from skyfleet.errors import EnvError
 from skyfleet.rollouts.episode import Limits, collect, run_episode
@@ -236,6 +237,26 @@ def test_a_loop_outside_the_main_thread_is_interrupted_too() -> None:
     thread.join(20)
     assert found[0].failure is not None
     assert "held its thread beyond the limit of 0.3 s" in found[0].failure.detail
+
+
+async def test_an_interrupt_is_the_cause_also_if_the_limit_ends_the_episode_in_the_same_instant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hold() -> None:
+        raise EnvInterrupt
+
+    def wrap(future: Any) -> asyncio.Future[Any]:
+        waiting = wrap_future(future)
+        waiting.add_done_callback(lambda _: task.cancel())
+        return waiting
+
+    wrap_future = asyncio.wrap_future
+    monkeypatch.setattr(asyncio, "wrap_future", wrap)
+    thread = LoopThread(EnvGuard("counter", "t", is_isolated=True))
+    task = asyncio.create_task(thread.call(EnvError, "step", hold))
+    with pytest.raises(EnvError, match=r"held its thread"):
+        await task
+    thread.end()
 
 
 async def test_a_guard_names_the_call_and_keeps_episode_errors() -> None:

@@ -16,6 +16,7 @@ from skyfleet.terminal import add_note
 T = TypeVar("T")
 
 _THREAD = "skyfleet loop"
+_TURN_SECONDS = 0.2
 
 
 @cache
@@ -52,14 +53,20 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     loop.call_soon_threadsafe(start)
     with _block_loop():
         try:
-            finished.wait()
+            _wait(finished)
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(lambda: started[0].cancel())
-            finished.wait()
+            _wait(finished)
     (task,) = started
     if task.cancelled():
         raise KeyboardInterrupt
     return task.result()
+
+
+def _wait(finished: Event) -> None:
+    """Wait in short turns: the kernel may give SIGINT to another thread, which wakes nobody here."""
+    while not finished.wait(_TURN_SECONDS):
+        pass
 
 
 _blocked: set[asyncio.AbstractEventLoop] = set()

@@ -65,6 +65,8 @@ class LoopThread:
         except CancelledError:
             if not waiting.done():
                 await self._cancel(call, waiting, outer)
+            if waiting.done() and is_interrupted(error := waiting.exception()):
+                raise error from error.__cause__
             raise
         finally:
             leave_thread(outer)
@@ -92,8 +94,6 @@ class LoopThread:
                 if outer is not None:
                     outer.abandoned = True
                 return
-        if is_interrupted(error := waiting.exception()):
-            raise error
 
     def end(self) -> None:
         """End the loop, or leave a thread that is blocked to end when it can."""

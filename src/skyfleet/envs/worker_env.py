@@ -120,6 +120,8 @@ class WorkerEnv:
         except asyncio.CancelledError:
             if not waiting.done() and not self._is_closed:  # a worker that does not close is killed
                 await self._cancel(waiting)
+            if waiting.done() and is_interrupted(error := waiting.exception()):
+                raise error from error.__cause__
             raise
 
     async def _cancel(self, waiting: asyncio.Future[Any]) -> None:
@@ -130,9 +132,8 @@ class WorkerEnv:
             await asyncio.wait({waiting}, timeout=_CANCEL_SECONDS / 4)
             if self._worker.last_message_at < start < monotonic() - _CANCEL_SECONDS:
                 self._worker.kill()
-        error = waiting.exception()
-        if is_interrupted(error):
-            raise error
+        if is_interrupted(waiting.exception()):
+            return
         if not self._worker.is_alive and (guard := current_guard.get()) is not None:
             guard.abandoned = True
 
