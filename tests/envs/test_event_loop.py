@@ -7,13 +7,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.envs.hostile_envs import KINDS as HOSTILE_KINDS
+from tests.envs.hostile_envs import Base, Result, run_kind, spin
 
 from skyfleet.api.background import run_sync
+from skyfleet.envs.env import Env, Observation
 from skyfleet.envs.event_loop import run_loop
+from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import eval_path, read_trajectories
+from skyfleet.trajectories.trajectory import Ending
 
 
 def raise_exit() -> None:
@@ -26,6 +32,18 @@ def raise_interrupt() -> None:
 
 def stop() -> None:
     asyncio.get_running_loop().stop()
+
+
+class SpinningCallback(Base):
+    async def reset(self) -> Observation:
+        asyncio.get_running_loop().call_soon(spin)
+        await asyncio.sleep(0)
+        observation: Observation = await super().reset()
+        return observation
+
+
+async def open_spinning(task: Task) -> Env:
+    return SpinningCallback()
 
 
 async def meet(harm: Callable[[], None]) -> str:
@@ -55,6 +73,17 @@ def test_the_run_goes_on_after_a_callback_that_would_end_it(
 ) -> None:
     assert run(meet(harm)) == "went on"
     assert caplog.text.count(sentence) == 2
+
+
+@pytest.mark.parametrize("run", [run_loop, run_sync])
+def test_an_endless_callback_is_interrupted_and_costs_only_its_own_episode(
+    run: Callable[..., Result], caplog: pytest.LogCaptureFixture
+) -> None:
+    kind = replace(
+        HOSTILE_KINDS["callback blocks"], open_env=open_spinning, ending=Ending.TIMEOUT, reward=0.0
+    )
+    assert run(run_kind(kind)).problems == []
+    assert "a callback of environment hostile held the event loop beyond the limit" in caplog.text
 
 
 def test_what_the_run_itself_raises_ends_it(caplog: pytest.LogCaptureFixture) -> None:

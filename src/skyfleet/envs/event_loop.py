@@ -6,10 +6,14 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
+from skyfleet.envs.guard import EnvGuard, current_guard
 from skyfleet.envs.guarded_call import is_ctrl_c
+from skyfleet.envs.stalls import EnvInterrupt
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +66,16 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
     def _goes_on(self) -> bool:
         return self._awaited is not None and not self._awaited.done()
 
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        return super().call_soon(_guard_callback(callback, context), *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return super().call_at(when, _guard_callback(callback, context), *args, context=context)
+
     async def shutdown_asyncgens(self) -> None:
         await self._wait(super().shutdown_asyncgens(), "an async generator")
 
@@ -75,6 +89,26 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
         if not task.done():
             _stuck.append(task)
             logger.warning("an environment left %s behind that does not end", what)
+
+
+def _guard_callback(callback: Callable[..., Any], context: Context | None) -> Callable[..., Any]:
+    """Account for a callback that an environment schedules as for its calls; others stay as they are."""
+    guard = current_guard.get() if context is None else context.get(current_guard)
+    if guard is None or isinstance(getattr(callback, "__self__", None), asyncio.Future):
+        return callback  # the steps of tasks are accounted for elsewhere
+    return partial(_run_callback, guard, callback)
+
+
+def _run_callback(guard: EnvGuard, callback: Callable[..., Any], *args: Any) -> None:
+    try:
+        guard.measure_callback(callback, *args)
+    except EnvInterrupt:
+        logger.warning(
+            "a callback of environment %s held the event loop beyond the limit of its episode and was "
+            "interrupted (task %s)",
+            guard.env_key,
+            guard.task_key,
+        )
 
 
 def _warn(error: BaseException) -> None:

@@ -251,6 +251,10 @@ class EnvGuard:
             if (held := monitor.stop() - since) > STALL_SECONDS:
                 self.give_back(held, monitor)
 
+    def measure_callback(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Run a callback that its environment scheduled in the running event loop."""
+        self._measure(find_monitor(), callback, *args)
+
     def _describe(
         self, monitor: LoopMonitor, error: BaseException, kind: type[EpisodeError]
     ) -> EpisodeError:
