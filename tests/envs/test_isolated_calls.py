@@ -162,18 +162,33 @@ class Starting(CounterEnv):
         raise AssertionError
 
 
-async def test_killing_a_worker_kills_what_it_started() -> None:
-    factory = as_env_factory(Starting, spec=f"{__name__}:Starting")
-    trajectory = await played(factory, "process", trajectory_timeout_seconds=3)
-    assert trajectory.grade is None
-    kill_idle_workers()
-    pid = int(trajectory.prompt[0].text)
-    for _ in range(100):
+class Leaving(CounterEnv):
+    async def reset(self) -> Observation:
+        return say(str(subprocess.Popen(["sleep", "600"]).pid))  # noqa: ASYNC220
+
+
+async def wait_for_end(pid: int) -> None:
+    for _ in range(500):
         if not Path(f"/proc/{pid}").exists():  # noqa: ASYNC240
             return
         await asyncio.sleep(0.02)
     os.kill(pid, 9)
     pytest.fail("it still runs")
+
+
+async def test_killing_a_worker_kills_what_it_started() -> None:
+    factory = as_env_factory(Starting, spec=f"{__name__}:Starting")
+    trajectory = await played(factory, "process", trajectory_timeout_seconds=3)
+    assert trajectory.grade is None
+    kill_idle_workers()
+    await wait_for_end(int(trajectory.prompt[0].text))
+
+
+async def test_what_a_finished_environment_left_running_ends_with_its_worker() -> None:
+    factory = as_env_factory(Leaving, spec=f"{__name__}:Leaving")
+    trajectory = await played(factory, "process")
+    assert trajectory.reward == 1.0
+    await wait_for_end(int(trajectory.prompt[0].text))
 
 
 async def test_a_cancelled_opening_leaves_no_worker() -> None:

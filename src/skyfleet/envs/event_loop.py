@@ -22,6 +22,8 @@ T = TypeVar("T")
 END_SECONDS = 5.0
 """For the threads and async generators that environments leave behind."""
 _stuck: list[object] = []
+_OWN_MODULES = ("skyfleet.", "asyncio.")
+"""Their callbacks are never interrupted."""
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:
@@ -96,6 +98,8 @@ def _guard_callback(callback: Callable[..., Any], context: Context | None) -> Ca
     guard = current_guard.get() if context is None else context.get(current_guard)
     if guard is None or isinstance(getattr(callback, "__self__", None), asyncio.Future):
         return callback  # the steps of tasks are accounted for elsewhere
+    if (getattr(callback, "__module__", None) or "").startswith(_OWN_MODULES):
+        return callback
     return partial(_run_callback, guard, callback)
 
 

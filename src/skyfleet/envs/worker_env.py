@@ -103,6 +103,8 @@ class WorkerEnv:
                 self._worker.kill()  # that call was abandoned
             if self._worker.is_alive:
                 is_reusable = (await self._call({"method": "close"}))["is_reusable"]
+                # What the environment started and left running ends with its worker.
+                is_reusable = is_reusable and not self._worker.has_children
                 if is_reusable:
                     _idle.put(self._packed, self._worker)
         except BaseException:

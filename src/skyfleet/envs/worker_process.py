@@ -134,6 +134,10 @@ class Worker:
         self._process.stdin.write(LENGTH.pack(len(sent)) + sent)
         self._process.stdin.flush()
 
+    @property
+    def has_children(self) -> bool:
+        return any(find_descendants(self._process.pid))
+
     def kill(self) -> None:
         """Kill the process and all that it started, and reap it."""
         started = list(find_descendants(self._process.pid)) if self.is_alive else []
