@@ -82,12 +82,14 @@ class BrokenHttp:
         """`accepts=False` calls `behave` for every new connection, before any request."""
         self._behave, self._accepts = behave, accepts
         self.n_broken = 0
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections[asyncio.create_task(self._serve(reader, writer))] = writer
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
         try:
             with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 connection = Connection(writer)
@@ -96,7 +98,7 @@ class BrokenHttp:
                 while self._accepts and await self._answer(await _read(reader), connection):
                     pass
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             writer.close()
 
     async def _answer(self, received: tuple[str, dict[str, Any]], connection: Connection) -> bool:
@@ -115,9 +117,12 @@ class BrokenHttp:
         return bool(await self._behave(request, connection))
 
     async def close(self) -> None:
-        connections = tuple(self._connections)
-        for task in connections:
+        for _ in range(5):  # connections that were accepted already come in these turns
+            await asyncio.sleep(0)
+        connections = dict(self._connections)
+        for task, writer in connections.items():
             task.cancel()
+            writer.close()  # a task that has not started does not do it
         await asyncio.gather(*connections, return_exceptions=True)
 
 

@@ -24,7 +24,7 @@ from skyfleet.worlds.catalog import generate_world_tasks
 from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 KEY = "local-key"
-LIMITS = Limits(max_turns=20, max_input_length=10**6, trajectory_timeout_seconds=20)
+LIMITS = Limits(max_turns=20, max_input_length=10**6, trajectory_timeout_seconds=60)
 TASKS = generate_world_tasks("github", split="all", count=12)
 WRITING = next(task for task in TASKS if task.metadata["template"] == "close_by_title")
 
@@ -86,9 +86,10 @@ def _replayed(body: bytes) -> Any:
 
 
 PATIENT = {
-    "call_deadline_seconds": 20,
-    "tools_deadline_seconds": 20,
-    "provisioning_timeout_seconds": 20,
+    "call_deadline_seconds": 60,
+    "tools_deadline_seconds": 60,
+    "provisioning_timeout_seconds": 60,
+    "verifier_timeout_seconds": 60,
 }
 """For tests in which nothing hangs: a busy machine takes its time."""
 
@@ -108,12 +109,14 @@ def quick_settings(base_url: str, **changes: Any) -> FleetSettings:
 
 @asynccontextmanager
 async def faulty_fleet(
-    fault: Fault = lambda path, body: None, **changes: Any
+    fault: Fault | None = None, **changes: Any
 ) -> AsyncIterator[tuple[EnvFactory, Any, Faulty]]:
     """A factory, the server's instances, its faulty front. All that is made must be deleted."""
     await start_jail()
     app = build_fleet_app(TASKS, api_key=KEY)
-    faulty = Faulty(app, fault)
+    faulty = Faulty(app, fault or (lambda path, body: None))
+    if fault is None:
+        changes = PATIENT | changes
     async with nothing_left(), serving(faulty) as base_url:
         yield fleet_factory(quick_settings(base_url, **changes)), app.state.instances, faulty
         instances = app.state.instances

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 from base64 import b64encode
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 from time import monotonic
@@ -175,16 +175,16 @@ async def open_in_worker(
 
 
 async def _start_worker(memory_gb: float) -> Worker:
-    loop = asyncio.get_running_loop()
-    starting = loop.run_in_executor(_starter(), Worker, memory_gb)
+    starting = _starter().submit(Worker, memory_gb)
     try:
-        return await asyncio.shield(starting)
+        return await asyncio.wrap_future(starting)
     except asyncio.CancelledError:
+        # Called in the starter's thread: the event loop may end before the worker has started.
         starting.add_done_callback(_kill_started)
         raise
 
 
-def _kill_started(starting: asyncio.Future[Worker]) -> None:
+def _kill_started(starting: Future[Worker]) -> None:
     """Nobody waits for this worker any more."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().kill()
