@@ -174,7 +174,7 @@ def test_a_command_exits_whatever_environments_leave_behind(tmp_path: Path) -> N
     )
     options = ("--agent", "null", "--output", "out")
     ended = subprocess.run(
-        [sys.executable, "-m", "skyfleet.cli.main", "evaluate", *keys, *options],
+        [sys.executable, "-m", "skyfleet", "evaluate", *keys, *options],
         cwd=tmp_path,
         capture_output=True,
         text=True,
