@@ -255,6 +255,7 @@ def _hash_file(path: Path) -> str:
             state = json.loads(path.read_text())
             # A signal saves the times of the step that it interrupted, too.
             pending = {k for k in state.pop("pending_metrics") if not k.startswith("timing/")}
+            del state["run_id"]
             return _hash(json.dumps([state, sorted(pending)]).encode())
         case _:
             return _hash(path.read_bytes())
