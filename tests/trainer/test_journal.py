@@ -238,3 +238,32 @@ def test_rollouts_that_stop_the_run_are_not_used_again(tmp_path: Path) -> None:
             run.run(one_batch)
     assert run.n_finished == N_EPISODES
     assert list_places(run.folder) == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("interval", [-1, 1])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        (),
+        ("trainer.algorithm.dynamic_sampling.type=filter", "trainer.train_batch_size=3"),
+        ("trainer.algorithm.dynamic_sampling={type: replace, min_replace_ratio: 0.7}",),
+        ("trainer.curriculum=true", "trainer.algorithm.zero_variance_filter=true"),
+    ],
+)
+def test_no_prompt_is_lost_or_doubled_wherever_rollouts_are_cut(
+    tmp_path: Path, algorithm: tuple[str, ...], interval: int
+) -> None:
+    overrides = (*algorithm, f"trainer.ckpt_interval={interval}")
+    straight = Watched(tmp_path / "straight", copy_after=range(1, 200, 5))
+    straight.run(*overrides)
+    expected = list_episodes(straight.folder)
+    for n_finished, killed in straight.copies.items():
+        resumed = resume(killed, straight.folder, *overrides)
+        assert resumed.n_opened == straight.n_finished - n_finished
+        found = list_episodes(killed)
+        for step, episodes in expected.items():
+            assert [e[:2] for e in found[step]] == [e[:2] for e in episodes]
+        for places in list_places(killed).values():
+            assert len(places) == len(set(places))
+        shutil.rmtree(killed)
