@@ -130,8 +130,8 @@ def _kill_runs(
             n_repeated += max(played_again, count_repeated_records(killed))
             shutil.rmtree(killed)
         shutil.rmtree(straight)
-        counts = (kills, runs, faults["stuck"], faults["different"], n_mixed)
-        counts += (n_finished, n_opened, n_repeated)
+        counts = [kills, runs, faults["stuck"], faults["different"], n_mixed]
+        counts += [n_finished, n_opened, n_repeated]
         print(f"| {name} | {' | '.join(map(str, counts))} | {dict(codes)} |", flush=True)
 
 

@@ -68,7 +68,7 @@ async def measure_step(folder: Path, n_episodes: int, n_tokens: int) -> dict[str
         for group in range(n_episodes // GROUP_SIZE)
     ]
     journal = Journal(folder=folder / "journal", run_id="0" * 32)
-    encode_seconds = 0.0
+    encode_seconds, n_bytes = 0.0, 0
     with journal.open_step(7, policy_version=6) as step:
         for group, task in enumerate(tasks):
             for sample in range(GROUP_SIZE):
@@ -76,6 +76,7 @@ async def measure_step(folder: Path, n_episodes: int, n_tokens: int) -> dict[str
                 start = perf_counter()
                 line = encode_episode(episode)
                 encode_seconds += perf_counter() - start
+                n_bytes += len(line)
                 step.add(0, group, episode, line)
         before_sync = step.seconds
         await step.sync()
@@ -86,7 +87,7 @@ async def measure_step(folder: Path, n_episodes: int, n_tokens: int) -> dict[str
     return {
         "episodes": n_episodes,
         "tokens": n_episodes * n_tokens,
-        "megabytes": sum(path.stat().st_size for path in folder.rglob("*.jsonl")) / 1e6,
+        "megabytes": n_bytes / 1e6,
         "seconds to encode, for the archive and the journal": encode_seconds,
         "seconds to hash and write": before_sync,
         "seconds to sync": step.seconds - before_sync,
@@ -120,7 +121,9 @@ def main() -> None:
         if asked.what == "synthetic":
             figures = asyncio.run(measure_step(folder, asked.episodes, asked.tokens))
         else:
-            steps = [row for row in asyncio.run(measure_tiny(folder, asked.steps)) if "journal" in row]
+            steps = [
+                row for row in asyncio.run(measure_tiny(folder, asked.steps)) if "journal" in row
+            ]
             figures = {name: fmean(row[name] for row in steps) for name in ("step", "journal")}
             figures["share"] = figures["journal"] / figures["step"]
     print(json.dumps({name: round(value, 5) for name, value in figures.items()}, indent=2))

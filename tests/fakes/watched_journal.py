@@ -12,6 +12,7 @@ from typing import Any
 from tests.fakes.crash_runs import describe_run, list_differences, start_run, wait_for
 
 from skyfleet.envs.env import Env
+from skyfleet.rollouts.episode import collect
 from skyfleet.tasks.task import Task
 from skyfleet.trainer import rollouts
 from skyfleet.trainer.journal import Journal
@@ -24,7 +25,7 @@ per episode recorded, and the segments that checkpoints made superfluous."""
 
 def watch_journal() -> None:
     """Count in every run that is forked later from this process."""
-    collect, write, follow = rollouts.collect, SegmentWriter.write, Journal.follow_checkpoint
+    write, follow = SegmentWriter.write, Journal.follow_checkpoint
 
     async def collect_and_count(tasks: Any, open_env: Any, *args: Any, **more: Any) -> Any:
         async def open_and_count(task: Task) -> Env:
@@ -45,9 +46,13 @@ def watch_journal() -> None:
             (REMOVED / f".{path.name}").replace(REMOVED / path.name)
         follow(journal, step)
 
-    rollouts.collect = collect_and_count  # type: ignore[assignment]
-    SegmentWriter.write = write_and_count  # type: ignore[method-assign]
-    Journal.follow_checkpoint = keep_and_follow  # type: ignore[method-assign]
+    replacements: list[tuple[object, str, object]] = [
+        (rollouts, "collect", collect_and_count),
+        (SegmentWriter, "write", write_and_count),
+        (Journal, "follow_checkpoint", keep_and_follow),
+    ]
+    for owner, name, replacement in replacements:
+        setattr(owner, name, replacement)
 
 
 def _append(path: Path, line: str) -> None:
@@ -82,7 +87,11 @@ def list_relearnt_differences(folder: Path, overrides: Sequence[str]) -> list[st
         for path in (folder / REMOVED).glob("step_*.jsonl"):
             if not (run / "journal" / path.name).exists():
                 shutil.copy(path, run / "journal" / path.name)
-    for path in (*run.glob("checkpoints/*"), *run.glob("exports/*"), *run.glob("trajectories/train/*")):
+    for path in (
+        *run.glob("checkpoints/*"),
+        *run.glob("exports/*"),
+        *run.glob("trajectories/train/*"),
+    ):
         if path.name != "global_step_0":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     code, _ = wait_for(start_run(again, overrides))

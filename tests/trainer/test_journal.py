@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,10 @@ from tests.fakes.crash_runs import SETTINGS, UncertainWorld, describe_run, list_
 from tests.fakes.moody_world import MoodyWorld
 from tests.trajectories.making import attempt
 
-from skyfleet.algorithms.sample import Sample
 from skyfleet.checkpoints.checkpoint import Checkpoint, Manifest
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, NoLearningSignalError
-from skyfleet.learner.optimizer import Optimizer
-from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks
@@ -68,7 +63,10 @@ async def test_a_step_restores_its_own_episodes_only(
     assert again.restore(0, TASKS[::-1], n_samples=2) == {}, "other prompts were drawn"
     assert caplog.text == ""
     other_run = replace(make_journal(tmp_path), run_id="another run")
-    for other in (make_journal(tmp_path).open_step(3, policy_version=5), other_run.open_step(3, policy_version=2)):
+    for other in (
+        make_journal(tmp_path).open_step(3, policy_version=5),
+        other_run.open_step(3, policy_version=2),
+    ):
         assert restore(other) == set()
     assert "3 episodes are of another run or were sampled by other weights" in caplog.text
 
@@ -102,7 +100,9 @@ async def test_the_steps_since_the_checkpoint_before_the_newest_are_kept(tmp_pat
 async def test_a_damaged_record_is_played_again_unless_resuming_is_strict(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await record(make_journal(tmp_path).open_step(1, policy_version=0), Place(0, 0, 0), Place(0, 1, 0))
+    await record(
+        make_journal(tmp_path).open_step(1, policy_version=0), Place(0, 0, 0), Place(0, 1, 0)
+    )
     path = tmp_path / "journal" / "step_000001.jsonl"
     path.write_bytes(path.read_bytes().replace(b"do it", b"do_it", 1))
     assert restore(make_journal(tmp_path).open_step(1, policy_version=0)) == {("b", 0)}
@@ -179,11 +179,11 @@ def resume(copied: Path, original: Path, *overrides: str) -> Watched:
     return resumed
 
 
-def list_episodes(folder: Path) -> dict[str, list[tuple[str, int, list[list[int]]]]]:
+def list_episodes(folder: Path) -> dict[str, list[tuple[str, int, tuple[tuple[int, ...], ...]]]]:
     """By step: task, sample and tokens, sorted."""
     return {
         path.name: sorted(
-            (one.task_key, one.sample, [t.token_ids[:] for t in one.transcripts])
+            (one.task_key, one.sample, tuple(tuple(t.token_ids) for t in one.transcripts))
             for one in read_trajectories(path)
         )
         for path in folder.glob("run/trajectories/train/*.jsonl.gz")
@@ -220,8 +220,9 @@ def test_a_killed_run_plays_only_unfinished_episodes_and_learns_each_once(tmp_pa
     killed = straight.copies[13]
     assert resume(killed, straight.folder).n_opened == 3 + N_EPISODES
     assert list_places(killed) == places
-    assert list_episodes(killed)["step_000002.jsonl.gz"] == (
-        list_episodes(straight.folder)["step_000002.jsonl.gz"]
+    assert (
+        list_episodes(killed)["step_000002.jsonl.gz"]
+        == (list_episodes(straight.folder)["step_000002.jsonl.gz"])
     )
 
 

@@ -21,8 +21,10 @@ from skyfleet.trajectories.journal_segment import (
 from skyfleet.trajectories.records import RecordError, encode_episode
 from skyfleet.trajectories.trajectory import Trajectory
 
+PLACE = Place(1, 2, 3)
 
-def record(episode: Trajectory = FULL, place: Place = Place(1, 2, 3)) -> JournalRecord:
+
+def record(episode: Trajectory = FULL, place: Place = PLACE) -> JournalRecord:
     return JournalRecord(
         run_id="a" * 32,
         step=7,
@@ -49,7 +51,7 @@ def read(path: Path) -> tuple[list[JournalRecord], list[str]]:
 ODD_LOGPROBS = replace(
     FULL,
     transcripts=(
-        Transcript([1, 2, 3], [True] * 3, [-0.1, float("-inf"), -2.0**-149], [3, 4]),
+        Transcript([1, 2, 3], [True] * 3, [-0.1, float("-inf"), -(2.0**-149)], [3, 4]),
         Transcript([1, 2], [True] * 2, [-1 / 3, -5e-324], [4]),
     ),
 )

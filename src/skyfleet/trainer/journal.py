@@ -118,7 +118,9 @@ class Journal:
         logger.warning("the episode is played again: %s", damage)
 
     def _list_segments(self) -> list[tuple[int, Path]]:
-        paths = ((path.stem.removeprefix("step_"), path) for path in self.folder.glob("step_*.jsonl"))
+        paths = (
+            (path.stem.removeprefix("step_"), path) for path in self.folder.glob("step_*.jsonl")
+        )
         return sorted((int(number), path) for number, path in paths if number.isdecimal())
 
     def _remove(self, paths: Iterable[Path]) -> None:
@@ -180,7 +182,9 @@ class StepJournal:
         if not self.restored:
             return None
         n_played = sum(len(group.trajectories) for group in groups) - len(self.restored)
-        return f"step {self.step}: {len(self.restored)} rollouts from the journal, {n_played} played"
+        return (
+            f"step {self.step}: {len(self.restored)} rollouts from the journal, {n_played} played"
+        )
 
     async def sync(self) -> None:
         """Make every episode durable: called before the step is trained on."""
