@@ -1,4 +1,4 @@
-"""Short runs that are killed: three configurations, forked runs, and what their folders must hold."""
+"""Short runs that are killed: four configurations, forked runs, and what their folders must hold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import gc
 import hashlib
 import json
 import os
+import pickle
 import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ CONFIGURATIONS = {
         "trainer.dump_data_batch=true",
         "trainer.dump_training_trajectories=true",
     ),
+    "at the end only": ("trainer.ckpt_interval=-1",),
 }
 
 
@@ -155,11 +157,16 @@ def start_run(folder: Path, overrides: Sequence[str]) -> int:
 
 
 def wait_for(
-    child: int, *, kill_after_cpu_seconds: float | None = None, by: int = signal.SIGKILL
+    child: int,
+    *,
+    kill_after_cpu_seconds: float | None = None,
+    kill_when: Callable[[], bool] | None = None,
+    by: int = signal.SIGKILL,
 ) -> tuple[int, float]:
     """The exit code of a run and its CPU seconds, at which it is killed if they are given.
 
-    CPU seconds, because on a busy machine wall time says little about how far a run is.
+    CPU seconds, because on a busy machine wall time says little about how far a run is. `kill_when`
+    is asked every few milliseconds.
     """
     used, sent = 0.0, False
     while True:
@@ -168,7 +175,8 @@ def wait_for(
             return os.waitstatus_to_exitcode(status), used
         fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
         used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        if kill_after_cpu_seconds is not None and not sent and used >= kill_after_cpu_seconds:
+        is_time = kill_after_cpu_seconds is not None and used >= kill_after_cpu_seconds
+        if not sent and (is_time or (kill_when is not None and kill_when())):
             time.sleep(random.uniform(0, 0.01))  # the clock above has ticks of 10 ms
             os.kill(child, by)
             sent = True
@@ -249,12 +257,15 @@ def _hash_file(path: Path) -> str:
             return _hash(b"".join(_list_bytes(torch.load(path, weights_only=True))))
         case ".safetensors":
             return _hash(b"".join(_list_bytes(load_file(path))))
+        case ".pkl":  # its bytes depend on which equal objects are the same object
+            return _hash(repr(pickle.loads(path.read_bytes())).encode())
         case ".jsonl":  # episodes, with times
             return str(len(path.read_text().splitlines()))
         case _ if path.parts[-2:] == ("trainer", "state.json"):
             state = json.loads(path.read_text())
             # A signal saves the times of the step that it interrupted, too.
             pending = {k for k in state.pop("pending_metrics") if not k.startswith("timing/")}
+            del state["run_id"]
             return _hash(json.dumps([state, sorted(pending)]).encode())
         case _:
             return _hash(path.read_bytes())

@@ -36,7 +36,8 @@ def gae_config(folder: Path, *overrides: str) -> RunConfig:
 
 async def test_repeated_steps_on_one_batch_lower_the_critic_loss(tmp_path: Path) -> None:
     run = await assemble(gae_config(tmp_path, "trainer.algorithm.value_clip=null"))
-    _, kept = await run.rollouts.collect(1, lambda _: None)
+    with run.journal.open_step(1, policy_version=0) as journal:
+        _, kept = await run.rollouts.collect(1, lambda *_: None, journal)
     samples = run.compute_samples(kept.groups)
     reports = [await run.learner.step(samples) for _ in range(3)]
     await run.close()

@@ -280,6 +280,9 @@ async def test_an_error_in_a_loss_saves_what_was_learnt_and_names_the_samples(
     assert "training step 2 failed: " in notes
     assert "global_step_1 holds" in notes
     assert ("part of its update" in notes) == is_within_update
+    # Weights that were trained on a part of the step's episodes never meet them again.
+    journal = tmp_path / "run" / "journal" / "step_000002.jsonl"
+    assert journal.exists() == (not is_within_update)
     saved = find_checkpoint(tmp_path / "run" / "checkpoints", "latest")
     assert saved is not None
     assert saved.step == 1

@@ -135,6 +135,8 @@ Hugging Face's format too."""
     """A checkpoint folder, `global_step_N`."""
     resume_strict: bool = False
     """Stop if the newest checkpoint is damaged, instead of resuming from the one before it."""
+    journal: bool = True
+    """Record finished training episodes, so that a killed run does not play them again."""
 
     project_name: str = "skyfleet"
     run_name: str = Field("test_run", min_length=1)

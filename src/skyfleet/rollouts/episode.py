@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -326,11 +326,17 @@ async def collect(
     n_samples: int,
     max_concurrent: int,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
+    recorded: Mapping[tuple[str, int], Trajectory] | None = None,
 ) -> list[Group]:
-    """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt."""
+    """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt.
+
+    Attempts in `recorded`, by task key and sample, are taken from there instead.
+    """
     semaphore = asyncio.Semaphore(max_concurrent)
 
     async def run_one(task: Task, sample: int) -> Trajectory:
+        if recorded and (known := recorded.get((task.key, sample))) is not None:
+            return known
         async with semaphore:
             trajectory = await run_episode(task, open_env, policy, limits, sample=sample)
         on_finished(trajectory)

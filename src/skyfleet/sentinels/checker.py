@@ -37,7 +37,7 @@ from skyfleet.sentinels.trend_checks import MetricsHistory
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import make_folder, sync_file, sync_folder
 from skyfleet.storage.step_rows import truncate_rows
-from skyfleet.trajectories.trajectory import Group, first_grading_error
+from skyfleet.trajectories.trajectory import Group, Trajectory, first_grading_error
 
 logger = logging.getLogger(__name__)
 
@@ -91,10 +91,13 @@ class InvariantChecker:
             sync_folder(self._path.parent)
             self._unsynced = False
 
-    def check_rollouts(self, step: int, groups: Sequence[Group]) -> None:
+    def check_rollouts(
+        self, step: int, groups: Sequence[Group], *, restored: Sequence[Trajectory] = ()
+    ) -> None:
+        """`restored` were sampled before this process began: they are compared with themselves."""
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
-            transcripts, lost = self._recording_engine.drain(groups)
+            transcripts, lost = self._recording_engine.drain(groups, restored)
             self._first_grading_error = first_grading_error(groups)
             self._n_sampled = {id(r.transcript): r.n_sampled for r in transcripts}
             self._check(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from skyfleet.algorithms.sample import find_action_spans
 from skyfleet.chat.transcript import Completion, Transcript
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
@@ -78,14 +79,24 @@ class RecordingEngine:
     async def wake(self) -> None:
         await self._engine.wake()
 
-    def drain(self, groups: Iterable[Group]) -> tuple[tuple[RecordedTranscript, ...], int]:
+    def drain(
+        self, groups: Iterable[Group], restored: Sequence[Trajectory] = ()
+    ) -> tuple[tuple[RecordedTranscript, ...], int]:
         """Every transcript with its completions, and the number of completions in no transcript.
 
-        A session is called `task/attempt`, as `run_episode` calls it. The record is cleared.
+        A session is called `task/attempt`, as `run_episode` calls it. The record is cleared. Episodes
+        that an earlier process played are not in it; their completions are those of the transcript.
         """
+        earlier = {id(trajectory) for trajectory in restored}
         transcripts: list[RecordedTranscript] = []
         for group in groups:
             for trajectory in group.trajectories:
+                if id(trajectory) in earlier:
+                    transcripts += (
+                        RecordedTranscript(trajectory, transcript, _read_completions(transcript))
+                        for transcript in trajectory.transcripts
+                    )
+                    continue
                 recorded = self._completions[f"{trajectory.task_key}/{trajectory.sample}"]
                 begin = 0
                 for transcript in trajectory.transcripts:
@@ -96,6 +107,27 @@ class RecordingEngine:
         lost = sum(map(len, self._completions.values()))
         self._completions.clear()
         return tuple(transcripts), lost
+
+
+def _read_completions(transcript: Transcript) -> tuple[RecordedCompletion, ...]:
+    """One completion per version; a completion without a token of its own is empty."""
+    token_ids, logprobs = transcript.token_ids[:], transcript.logprobs[:]
+    spans = find_action_spans(transcript.loss_mask[:])
+    spans += [(0, 0)] * (len(transcript.policy_versions) - len(spans))
+    return tuple(
+        RecordedCompletion(
+            begin,
+            _hash_tail(token_ids, begin),
+            Completion(
+                token_ids=tuple(token_ids[begin:end]),
+                logprobs=tuple(logprobs[begin:end]),
+                finish="stop",
+                policy_version=version,
+            ),
+            end - begin,
+        )
+        for (begin, end), version in zip(spans, transcript.policy_versions, strict=False)
+    )
 
 
 def _hash_tail(token_ids: Sequence[int], length: int) -> int:

@@ -46,6 +46,7 @@ from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.fit_memory import fit_training
+from skyfleet.trainer.journal import Journal, choose_run_id
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
 from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
@@ -138,6 +139,7 @@ async def assemble(
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
         state.fitted_settings = fitted_settings
+        state.run_id = choose_run_id(state.run_id, checkpoint, Path(config.trainer.ckpt_path))
         run = _build_run(
             config,
             tasks,
@@ -147,6 +149,7 @@ async def assemble(
             policy_client,
             await _connect_inference(config, policy_model, policy_client, learning, on_progress),
             given.callbacks,
+            Journal.from_config(config, state.run_id, checkpoint),
             resume_step=state.logged_step if checkpoint else None,
         )
         warm_start = replace(run.warm_start, demonstrations=demonstrations)
@@ -247,6 +250,7 @@ def _build_run(
     policy_client: PolicyClient,
     inference: Inference,
     callbacks: Callbacks,
+    journal: Journal,
     *,
     resume_step: int | None,
 ) -> Run:
@@ -304,6 +308,7 @@ def _build_run(
         log=StepLog(*trackers),
         console=console,
         exports=exports,
+        journal=journal,
         warm_start=WarmStart(batch_size=trainer.warm_start.batch_size, seed=trainer.seed),
         callbacks=callbacks,
     )

@@ -54,15 +54,19 @@ async def train_steps(run: Run) -> AsyncIterator[StepResult]:
 async def train_step(run: Run, step: int) -> list[Group]:
     path = train_path(run.folder / "trajectories", step)
     run.check_locks()
-    with run.log.timed("rollout"), EpisodeWriter(path) as archive:
+    journal = run.journal.open_step(step, policy_version=run.learner.policy_version)
+    with run.log.timed("rollout"), EpisodeWriter(path) as archive, journal:
 
-        def store(trajectory: Trajectory) -> None:
-            archive.add(trajectory)
+        def store(trajectory: Trajectory, line: bytes) -> None:
+            archive.add(trajectory, line)
             run.callbacks.episode(trajectory)
 
-        groups, kept = await run.rollouts.collect(step, store)
+        groups, kept = await run.rollouts.collect(step, store, journal)
         await run.inference.verify()
-    run.checker.check_rollouts(step, groups)
+    run.log.add({"timing/journal": journal.seconds})
+    if sentence := journal.describe(groups):
+        run.console.note(sentence)
+    run.checker.check_rollouts(step, groups, restored=journal.restored)
     run.exports.dump_trajectories(step, groups)
     if run.schedule.prints_example_at(step):
         run.console.note(format_example(step, groups))

@@ -44,6 +44,7 @@ KEYS_MUTABLE_ON_RESUME = (
     "trainer.resume_mode",
     "trainer.resume_path",
     "trainer.resume_strict",
+    "trainer.journal",
     "trainer.logger",
     "generator.remote_inference_engine_urls",
     "generator.weight_sync_dir",

@@ -21,6 +21,7 @@ from skyfleet.tracking.step_log import StepLog
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.journal import Journal
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.tasks import Schedule
 from skyfleet.trajectories.trajectory import Group
@@ -48,6 +49,8 @@ class TrainerState:
 
     fitted_settings: dict[str, Sequence[Any]] = field(default_factory=dict)
     """What was lowered to fit into memory: see `refit_memory`."""
+    run_id: str = ""
+    """The run's identity in its journal; empty in checkpoints of earlier versions."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
@@ -120,6 +123,7 @@ class Run:
     log: StepLog
     console: ConsoleTracker
     exports: Exports
+    journal: Journal
     warm_start: WarmStart
     callbacks: Callbacks = field(default_factory=Callbacks)
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -155,7 +159,7 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
-        return save_checkpoint(
+        saved = save_checkpoint(
             self.checkpoints,
             self.state.step,
             checkpoint_parts(self.state, self.learner, self.critic, self.rollouts.sampler),
@@ -163,6 +167,8 @@ class Run:
             # Step 0 is the policy before reinforcement learning, the default KL reference.
             protect=(0, self.state.best_step, self.state.reference_step),
         )
+        self.journal.follow_checkpoint(saved.step)
+        return saved
 
     async def close(self) -> None:
         self.log.close()

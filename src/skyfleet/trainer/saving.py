@@ -25,6 +25,8 @@ def save_progress(run: Run, error: BaseException, step: int) -> None:
         return  # a second Ctrl-C stops at once; a checkpoint that could not be saved is the error
     failed = _describe_position(run, step)
     run.rewind()
+    if isinstance(error, SentinelError):
+        _forget_rollouts(run, error)
     if isinstance(error, asyncio.CancelledError | NoLearningSignalError):
         run.save()
         return
@@ -39,6 +41,14 @@ def save_progress(run: Run, error: BaseException, step: int) -> None:
         full.safe = outcome
     else:
         add_note(error, f"{failed} failed: {outcome}")
+
+
+def _forget_rollouts(run: Run, error: SentinelError) -> None:
+    """The rollouts of the step are the error, or part of it: the next start must not use them."""
+    try:
+        run.journal.remove_after(run.state.step)
+    except OSError as failure:
+        add_note(error, f"{failure}; remove {run.journal.folder} before you run it again")
 
 
 def _find_disk_full(error: BaseException) -> DiskFullError | None:
@@ -68,6 +78,8 @@ def _save_after_error(run: Run, error: BaseException) -> str:
             return f"its update was not saved; the same command: {_describe_resume(run)}"
         if folder.exists():
             return f"its update was not complete; {folder.name} holds the steps before it"
+        # These weights were trained on a part of its episodes: it is repeated with others.
+        run.journal.remove_after(step)
         run.save()
         return (
             f"{folder} holds the steps before it and the part of its update that was complete; "

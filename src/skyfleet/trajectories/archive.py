@@ -22,7 +22,7 @@ from types import TracebackType
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import make_folder, sync_folder
 from skyfleet.trajectories.entry import COLUMNS, Entry, index_path, index_values
-from skyfleet.trajectories.records import RecordError, from_record, to_record
+from skyfleet.trajectories.records import RecordError, encode_episode, from_record
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class EpisodeWriter:
         self._pending_bytes = 0
         self._flushed_at = monotonic()
 
-    def add(self, trajectory: Trajectory) -> None:
-        # ASCII, because a model may write a lone surrogate into its arguments.
-        line = json.dumps(to_record(trajectory), separators=(",", ":")).encode("ascii") + b"\n"
+    def add(self, trajectory: Trajectory, line: bytes | None = None) -> None:
+        """`line` is what `encode_episode` returned for it, if that was called already."""
+        line = (encode_episode(trajectory) if line is None else line) + b"\n"
         self._lines.append(line)
         self._pending.append(trajectory)
         self._pending_bytes += len(line)

@@ -7,6 +7,7 @@ of another version are rejected. The keys `opening` and `chosen` are persisted: 
 from __future__ import annotations
 
 import base64
+import json
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import compress, groupby, islice
@@ -44,6 +45,12 @@ def to_record(trajectory: Trajectory) -> Record:
         "failure": failure and {"kind": failure.kind, "detail": failure.detail},
         "seconds": trajectory.seconds,
     }
+
+
+def encode_episode(trajectory: Trajectory) -> bytes:
+    """The record as one line of JSON, without the newline."""
+    # ASCII, because a model may write a lone surrogate into its arguments.
+    return json.dumps(to_record(trajectory), separators=(",", ":")).encode("ascii")
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
