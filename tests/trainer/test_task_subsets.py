@@ -8,7 +8,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.trainer.tasks import RunTasks, load_run_tasks, load_training_tasks
 from tests.fakes.small_runs import small_config
 
-SOURCES = "data.train_data=[world:github?split=train&count=40, world:booking?split=train&count=20]"
+SOURCES = "data.train_data=[world:github?split=train&count=12, world:booking?split=train&count=6]"
 
 
 def load(folder: Path, *overrides: str) -> tuple[RunConfig, RunTasks]:
@@ -19,8 +19,8 @@ def load(folder: Path, *overrides: str) -> tuple[RunConfig, RunTasks]:
 def test_the_evaluation_sets_and_larger_limits_are_not_affected(tmp_path: Path) -> None:
     _, everything = load(tmp_path)
     _, six = load(tmp_path, "data.max_train_tasks=6")
-    _, more = load(tmp_path, "data.max_train_tasks=61")
-    assert len(everything.train) == 60
+    _, more = load(tmp_path, "data.max_train_tasks=19")
+    assert len(everything.train) == 18
     assert more.train == everything.train
     assert sorted(task.env_key for task in six.train) == ["booking"] * 2 + ["github"] * 4
     assert six.eval_sets == everything.eval_sets
@@ -32,7 +32,7 @@ def test_the_seed_of_the_run_chooses_the_tasks_also_of_tasks_given_as_objects(
     _, everything = load(tmp_path)
     first, chosen = load(tmp_path, "data.max_train_tasks=6", "trainer.seed=1")
     _, other = load(tmp_path, "data.max_train_tasks=6", "trainer.seed=2")
-    _, larger = load(tmp_path, "data.max_train_tasks=30", "trainer.seed=1")
+    _, larger = load(tmp_path, "data.max_train_tasks=12", "trainer.seed=1")
     keys = {task.key for task in chosen.train}
     assert keys != {task.key for task in other.train}
     assert keys < {task.key for task in larger.train}
