@@ -14,7 +14,9 @@ def test_the_variances_between_tasks_and_between_seeds_add_up() -> None:
     assert found.standard_error == pytest.approx(sqrt(0.08 / 4))
     assert found.degrees_of_freedom == pytest.approx(2)  # 0.08**2 / (0.04**2 + 0.04**2)
     # Student's t with two degrees: 4.303 at 97.5 %; t = sqrt(2) has p = 0.293.
-    assert found.interval() == pytest.approx((0.2 - 4.303 * sqrt(0.02), 0.2 + 4.303 * sqrt(0.02)), 1e-3)
+    assert found.interval() == pytest.approx(
+        (0.2 - 4.303 * sqrt(0.02), 0.2 + 4.303 * sqrt(0.02)), 1e-3
+    )
     assert found.p_value == pytest.approx(0.2929, abs=1e-4)
     assert found.detectable() == pytest.approx((4.3027 + 1.0607) * sqrt(0.02), 1e-3)
 

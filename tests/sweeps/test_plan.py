@@ -8,8 +8,8 @@ import pytest
 from tests.sweeps.scripted_runs import LR, plan_small, write_config
 
 from skyfleet.errors import ConfigError
-from skyfleet.sweeps.plan import plan_sweep
 from skyfleet.sweeps.grid import build_grid
+from skyfleet.sweeps.plan import plan_sweep
 from skyfleet.trainer.tasks import load_training_tasks
 
 

@@ -113,7 +113,9 @@ def test_a_page_can_be_written_before_any_run_has_finished() -> None:
     assert "| val | lr=1e-2" in format_results(results)
 
 
-def test_the_plan_lists_runs_with_their_episodes_and_estimates_the_rest_from_finished_runs() -> None:
+def test_the_plan_lists_runs_with_their_episodes_and_estimates_the_rest_from_finished_runs() -> (
+    None
+):
     plan = plan_small(f"{LR}=1e-2,1e-3", n_seeds=1)
     text = format_plan(plan, read_record(plan.folder))
     # 3 steps x 2 tasks x 4 attempts; evaluations of 3 tasks at steps 0, 2 and 3.

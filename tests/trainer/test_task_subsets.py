@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.fakes.small_runs import small_config
+
 from skyfleet.config.root import RunConfig
 from skyfleet.trainer.tasks import RunTasks, load_run_tasks, load_training_tasks
-from tests.fakes.small_runs import small_config
 
 SOURCES = "data.train_data=[world:github?split=train&count=12, world:booking?split=train&count=6]"
 

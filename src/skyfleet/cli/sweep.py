@@ -40,7 +40,8 @@ def sweep_command(
     ] = None,
     name: Annotated[str, typer.Option(help="Of the sweep; its folder is runs/NAME.")] = "",
     launch: Annotated[
-        bool, typer.Option("--launch", help="Launch each run on a cloud, as `skyfleet launch` does.")
+        bool,
+        typer.Option("--launch", help="Launch each run on a cloud, as `skyfleet launch` does."),
     ] = False,
     cloud: Annotated[str, typer.Option(help="With --launch: any, or names with commas.")] = "any",
     gpus: Annotated[str, typer.Option(help="With --launch: by default H200:1.")] = "",
@@ -79,7 +80,9 @@ def _run(plan: SweepPlan, runner: Runner | None) -> SweepResults:
 
     with hold_sweep(plan.folder, report):
         try:
-            run_sweep(plan, runner or LocalRunner(config_name=plan.config_name, report=report), report)
+            run_sweep(
+                plan, runner or LocalRunner(config_name=plan.config_name, report=report), report
+            )
         except (KeyboardInterrupt, SweepInterruptedError) as end:
             write_page(read_results(plan, read_record(plan.folder)))
             sentence = f"Interrupted. To continue: {shlex.join(sys.argv)}"
@@ -111,9 +114,7 @@ def _finish(results: SweepResults) -> None:
         raise typer.Exit(1)
 
 
-def _plan_launches(
-    plan: SweepPlan, cloud: str, gpus: str, spot: bool, *, dry_run: bool
-) -> Runner:
+def _plan_launches(plan: SweepPlan, cloud: str, gpus: str, spot: bool, *, dry_run: bool) -> Runner:
     """Check the launch of every run before the first machine is paid for."""
     from skyfleet.cli.launch import launch_plan
     from skyfleet.errors import SkyfleetError

@@ -45,13 +45,12 @@ def run_sweep(plan: SweepPlan, runner: Runner, report: Report) -> SweepRecord:
             report(f"{title}: {state} earlier")
             continue
         report(f"{title}: {plan.grid.describe(run.variant)}, seed {run.seed}")
-        _run_one(plan, run, runner, record, lambda line, title=title: report(f"{title}: {line}"))
+        report(f"{title}: {_run_one(plan, run, runner, record)}")
     return record
 
 
-def _run_one(
-    plan: SweepPlan, run: SweepRun, runner: Runner, record: SweepRecord, report: Report
-) -> None:
+def _run_one(plan: SweepPlan, run: SweepRun, runner: Runner, record: SweepRecord) -> str:
+    """How it ended."""
     earlier = record.get(run.name).seconds
     began = monotonic()
 
@@ -67,13 +66,12 @@ def _run_one(
         state = runner(run)
     except RunFailedError as error:
         save("failed", str(error))
-        report(f"failed: {error}")
+        return f"failed: {error}"
     except BaseException:
         save("started")
         raise
-    else:
-        save(state)
-        report(f"{state} after {record.get(run.name).seconds:.0f} s")
+    save(state)
+    return f"{state} after {record.get(run.name).seconds:.0f} s"
 
 
 @contextmanager

@@ -120,7 +120,9 @@ def build_grid(
     for argument in arguments:
         name, equals, text = argument.lstrip("+").partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{argument!r} is neither a setting nor swept; write key=value or key=a,b")
+            raise ConfigError(
+                f"{argument!r} is neither a setting nor swept; write key=value or key=a,b"
+            )
         key = ".".join(canonical_key(tuple(name.strip().split("."))))
         values = split_values(text)
         _check_key(key, values, given, data_sizes)
@@ -202,7 +204,9 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
     sizes = []
     for word in text.split(","):
         if not word.strip().isdecimal() or int(word) == 0:
-            raise ConfigError(f"--data-sizes {text}: {word.strip()!r}; write numbers, as in 100,300")
+            raise ConfigError(
+                f"--data-sizes {text}: {word.strip()!r}; write numbers, as in 100,300"
+            )
         sizes.append(int(word))
     for size in sizes:
         if sizes.count(size) > 1:
@@ -220,10 +224,14 @@ def _find_baseline(axes: Sequence[Axis], given: Sequence[str]) -> tuple[tuple[st
         axis = next((axis for axis in axes if axis.key == key.strip()), None)
         if axis is None:
             swept = ", ".join(chosen) or "none"
-            raise ConfigError(f"--baseline {text}: write key=value of a swept key; these are: {swept}")
+            raise ConfigError(
+                f"--baseline {text}: write key=value of a swept key; these are: {swept}"
+            )
         found = axis.find(value)
         if found is None:
-            raise ConfigError(f"--baseline {text} is not swept; choose from {', '.join(axis.values)}")
+            raise ConfigError(
+                f"--baseline {text} is not swept; choose from {', '.join(axis.values)}"
+            )
         chosen[axis.key] = found
     return tuple(chosen.items())
 

@@ -75,7 +75,10 @@ def _summary(results: SweepResults) -> Html:
     lines = [
         f"{plan.config_name}: {count(len(results.variants))} settings x {count(len(plan.seeds))} seeds, "
         f"{count(n_done)} of {count(len(plan.runs))} runs finished, {count(len(results.failed))} failed.",
-        *(f"{source}: dataset version {version}." for source, version in plan.data_versions.items()),
+        *(
+            f"{source}: dataset version {version}."
+            for source, version in plan.data_versions.items()
+        ),
     ]
     keys = legend((slot_class(n), _title(n, one)) for n, one in enumerate(results.variants))
     return join(
@@ -92,13 +95,14 @@ def _title(slot: int, variant: VariantResult) -> str:
 def _verdict_section(results: SweepResults) -> Html:
     if not results.verdicts:
         return section("verdicts", "Verdicts", note("There is nothing to compare yet."))
-    ends = (
-        abs(end) for one in results.verdicts for end in one.compared.change.interval
-    )
+    ends = (abs(end) for one in results.verdicts for end in one.compared.change.interval)
     half_width = max(round_range(ends))
-    names = ("Set", "Setting", "Baseline", "Tasks", "Seeds", "Baseline pass@1", "pass@1", "Points")
-    names += ("95 % interval", "", "p", "Detectable", "Verdict")
-    head = columns(*names, text=("Set", "Setting", "Baseline", "Verdict"), draw=("",))
+    head = columns(
+        *("Set", "Setting", "Baseline", "Tasks", "Seeds", "Baseline pass@1", "pass@1", "Points"),
+        *("95 % interval", "", "p", "Detectable", "Verdict"),
+        text=("Set", "Setting", "Baseline", "Verdict"),
+        draw=("",),
+    )
     titles = {one.label: _title(slot, one) for slot, one in enumerate(results.variants)}
     left_out = sum(one.compared.change.n_left_out for one in results.verdicts)
     return section(
@@ -110,7 +114,9 @@ def _verdict_section(results: SweepResults) -> Html:
             [_verdict_row(one, titles, half_width) for one in results.verdicts],
         ),
         note(METHOD.format(n=results.n_comparisons)),
-        note("Detectable: the smallest true difference, in points, that is detected with 80 % power."),
+        note(
+            "Detectable: the smallest true difference, in points, that is detected with 80 % power."
+        ),
         note(f"{count(left_out)} tasks that are not graded in every run of a row are left out.")
         if left_out
         else None,
@@ -229,14 +235,16 @@ def _draw(charts: Mapping[str, Sequence[Series]], x_axis: XAxis) -> Html:
 
 
 def _score_section(results: SweepResults) -> Html:
-    names = ("Set", "Setting", "Training tasks", "Steps", "Seeds", "Before RL", "pass@1")
-    names += ("95 % interval", "By seed")
     rows = [
         [name, _title(slot, variant), *_score_cells(variant, name)]
         for name in results.set_names
         for slot, variant in enumerate(results.variants)
     ]
-    head = columns(*names, text=("Set", "Setting", "By seed"))
+    head = columns(
+        *("Set", "Setting", "Training tasks", "Steps", "Seeds", "Before RL", "pass@1"),
+        *("95 % interval", "By seed"),
+        text=("Set", "Setting", "By seed"),
+    )
     return section("scores", "Scores", table("The last evaluation of every setting", head, rows))
 
 

@@ -71,7 +71,9 @@ class SweepPlan:
     @property
     def data_versions(self) -> dict[str, str]:
         """Of the training files that have a manifest."""
-        sources = dict.fromkeys(source for run in self.runs for source in run.config.data.train_data)
+        sources = dict.fromkeys(
+            source for run in self.runs for source in run.config.data.train_data
+        )
         found = {source: find_data_version(source) for source in sources if not _is_absent(source)}
         return {source: version for source, version in found.items() if version}
 
@@ -100,9 +102,7 @@ def plan_sweep(
         for variant in grid.variants
     ]
     _check_folders(runs)
-    return SweepPlan(
-        name=name, folder=folder, config_name=config_name, grid=grid, runs=tuple(runs)
-    )
+    return SweepPlan(name=name, folder=folder, config_name=config_name, grid=grid, runs=tuple(runs))
 
 
 def _name_sweep(config_name: str, grid: Grid) -> str:

@@ -165,9 +165,7 @@ def _judge_set(
             notes.append(f"{set_name}: {variant.label} against {baseline.label}: {error}.")
             continue
         found.append(
-            SweepVerdict(
-                set_name=set_name, baseline=baseline, variant=variant, compared=compared
-            )
+            SweepVerdict(set_name=set_name, baseline=baseline, variant=variant, compared=compared)
         )
     # Also the comparisons that are still missing count, or a verdict could change when they come.
     missing = [1.0] * (len(pairs) - len(found))

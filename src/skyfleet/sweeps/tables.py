@@ -19,6 +19,16 @@ METHOD = (
 )
 
 
+_VERDICT_HEADER = (
+    *("set", "setting", "baseline", "tasks", "seeds", "baseline pass@1", "pass@1"),
+    *("difference", "95 % interval", "p", "verdict"),
+)
+_SCORE_HEADER = (
+    *("set", "setting", "training tasks", "steps", "seeds", "before RL", "pass@1"),
+    *("95 % interval", "by seed"),
+)
+
+
 def format_plan(plan: SweepPlan, record: SweepRecord) -> str:
     """The runs, and what they cost in episodes and, once a run has finished, in time."""
     n_eval_tasks = plan.count_eval_tasks()
@@ -52,7 +62,9 @@ def format_plan(plan: SweepPlan, record: SweepRecord) -> str:
     ]
     if done[0] and done[1] and left:
         seconds = left * done[1] / done[0]
-        lines.append(f"What is left takes about {seconds / 60:.0f} minutes, as long as the finished runs took.")
+        lines.append(
+            f"What is left takes about {seconds / 60:.0f} minutes, as long as the finished runs took."
+        )
     elif left:
         lines.append("The time is known after the first run.")
     return "\n".join(lines)
@@ -84,9 +96,7 @@ def _verdict_part(results: SweepResults) -> list[str]:
     ]
     if not rows:
         return []
-    header = ("set", "setting", "baseline", "tasks", "seeds", "baseline pass@1", "pass@1")
-    header += ("difference", "95 % interval", "p", "verdict")
-    return [table(header, rows), METHOD.format(n=results.n_comparisons)]
+    return [table(_VERDICT_HEADER, rows), METHOD.format(n=results.n_comparisons)]
 
 
 def _scaling_part(results: SweepResults) -> list[str]:
@@ -95,10 +105,11 @@ def _scaling_part(results: SweepResults) -> list[str]:
 
 def _score_table(results: SweepResults) -> str:
     rows = [
-        (name, *_score_cells(variant, name)) for name in results.set_names for variant in results.variants
+        (name, *_score_cells(variant, name))
+        for name in results.set_names
+        for variant in results.variants
     ]
-    header = ("set", "setting", "training tasks", "steps", "seeds", "before RL", "pass@1")
-    return table((*header, "95 % interval", "by seed"), rows)
+    return table(_SCORE_HEADER, rows)
 
 
 def _score_cells(variant: VariantResult, set_name: str) -> Sequence[str]:

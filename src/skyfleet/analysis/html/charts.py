@@ -203,9 +203,7 @@ def _whisker(point: Point, x: Scale, y: Scale) -> Html:
     return tag("line", x1=at, x2=at, y1=y(low), y2=y(high), class_="whisker")
 
 
-def _dot(
-    point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, name: str, few: bool
-) -> Html:
+def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, name: str, few: bool) -> Html:
     text = f"{label + ', ' if label else ''}{name} {point.step}: {unit.value(point.value)}"
     if point.interval:
         text += f" ({unit.value(point.interval[0])} to {unit.value(point.interval[1])})"
