@@ -17,7 +17,7 @@ from tests.fakes.small_runs import SETTINGS
 from skyfleet.sweeps.record import read_record
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 300.0
+LIMIT_SECONDS = 900.0
 OVERRIDES = (
     'data.val_data=["world:github?split=unseen_tasks&count=3"]',
     "trainer.max_training_steps=20",
@@ -49,7 +49,9 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) ->
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name
+)
 def test_a_killed_sweep_resumes_the_interrupted_run_and_repeats_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

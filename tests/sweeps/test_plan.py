@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.sweeps.scripted_runs import LR, plan_small, write_config
 
-from skyfleet.errors import ConfigError
+from skyfleet.config.keys import dump_yaml
+from skyfleet.errors import ConfigError, TaskError
 from skyfleet.sweeps.grid import build_grid
 from skyfleet.sweeps.plan import plan_sweep
 from skyfleet.trainer.tasks import load_training_tasks
@@ -48,7 +49,7 @@ def test_data_sizes_are_nested_subsets_trained_for_the_same_number_of_steps() ->
     [
         (["trainer.lrr=1,2"], "", "trainer.lrr=1 is unknown; did you mean"),
         ([f"{LR}=fast,slow"], "", f"{LR}='fast': it takes"),
-        ([], "2,5", "data.max_train_tasks=5, but data.train_data has 4 tasks"),
+        ([], "2,5", "data size 5 (data.max_train_tasks): data.train_data has only 4 tasks; use at"),
         ([], "1,4", "trainer.train_batch_size=2 needs 2 different tasks, but there are 1"),
         (["trainer.eval_interval=-1"], "", "trainer.eval_interval=-1 evaluates no run at its end"),
         (["data.val_data=[]"], "", "data.val_data is empty, so the runs"),
@@ -68,8 +69,6 @@ def test_a_folder_with_other_settings_and_a_shared_checkpoint_folder_are_refused
     folder = plan.runs[1].folder
     folder.mkdir(parents=True)
     other = plan_small("trainer.policy.optimizer_config.weight_decay=0.5", name="mine").runs[1]
-    from skyfleet.config.keys import dump_yaml
-
     (folder / "config.yaml").write_text(dump_yaml(other.config))
     (folder / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(ConfigError, match=r"weight_decay=0.5 .* give the sweep another --name"):
@@ -84,3 +83,15 @@ def test_a_folder_with_other_settings_and_a_shared_checkpoint_folder_are_refused
 def test_a_name_must_also_be_the_name_of_a_cluster(name: str) -> None:
     with pytest.raises(ConfigError, match="start with a letter"):
         plan_small(name=name)
+
+
+def test_training_files_of_another_machine_are_not_needed_to_launch() -> None:
+    absent = ("data.train_data=[data/fleet/tool_use/train.parquet]", "trainer.epochs=1")
+    grid = build_grid(absent, n_seeds=1, data_sizes="8,40")
+    with pytest.raises(TaskError, match="no such file"):
+        plan_sweep("small.yaml", grid)
+    plan = plan_sweep("small.yaml", grid, allow_absent_data=True)
+    assert [run.total_steps for run in plan.runs] == [3, 3]
+    seeds = plan_sweep("small.yaml", build_grid(absent, n_seeds=2), allow_absent_data=True)
+    assert [run.n_tasks for run in seeds.runs] == [None, None]
+    assert plan.data_versions == {}

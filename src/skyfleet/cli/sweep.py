@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,26 +73,26 @@ def _run(plan: SweepPlan, runner: Runner | None) -> SweepResults:
     from skyfleet.sweeps.execution import hold_sweep, run_sweep
     from skyfleet.sweeps.local_process import LocalRunner, SweepInterruptedError
     from skyfleet.sweeps.page import write_page
-    from skyfleet.sweeps.record import read_record
+    from skyfleet.sweeps.record import SweepRecord, read_record
     from skyfleet.sweeps.results import read_results
 
     def report(line: str) -> None:
         print(line, flush=True)
 
+    def write(record: SweepRecord) -> SweepResults:
+        results = read_results(plan, record)
+        write_page(results)
+        return results
+
+    runner = runner or LocalRunner(config_name=plan.config_name, report=report)
     with hold_sweep(plan.folder, report):
         try:
-            run_sweep(
-                plan, runner or LocalRunner(config_name=plan.config_name, report=report), report
-            )
+            record = run_sweep(plan, runner, report, on_ended=write)
         except (KeyboardInterrupt, SweepInterruptedError) as end:
-            write_page(read_results(plan, read_record(plan.folder)))
-            sentence = f"Interrupted. To continue: {shlex.join(sys.argv)}"
-            if isinstance(end, KeyboardInterrupt):
-                exit_interrupted(lambda: sentence)
-            exit_interrupted(lambda: sentence, end.sent)
-        results = read_results(plan, read_record(plan.folder))
-        write_page(results)
-    return results
+            write(read_record(plan.folder))
+            sent = end.sent if isinstance(end, SweepInterruptedError) else signal.SIGINT
+            exit_interrupted(lambda: f"Interrupted. To continue: {shlex.join(sys.argv)}", sent)
+        return write(record)
 
 
 def _finish(results: SweepResults) -> None:

@@ -35,8 +35,17 @@ class Runner(Protocol):
     def __call__(self, run: SweepRun) -> State: ...
 
 
-def run_sweep(plan: SweepPlan, runner: Runner, report: Report) -> SweepRecord:
-    """Run what is not finished, and record every outcome; the sweep's folder must be held."""
+def run_sweep(
+    plan: SweepPlan,
+    runner: Runner,
+    report: Report,
+    *,
+    on_ended: Callable[[SweepRecord], None] = lambda _: None,
+) -> SweepRecord:
+    """Run what is not finished, and record every outcome; the sweep's folder must be held.
+
+    `on_ended` is called after each run, whether it failed or not.
+    """
     record = read_record(plan.folder)
     states = {run.name: find_state(run, record) for run in plan.runs}
     for number, run in enumerate(plan.runs, start=1):
@@ -46,6 +55,7 @@ def run_sweep(plan: SweepPlan, runner: Runner, report: Report) -> SweepRecord:
             continue
         report(f"{title}: {plan.grid.describe(run.variant)}, seed {run.seed}")
         report(f"{title}: {_run_one(plan, run, runner, record)}")
+        on_ended(record)
     return record
 
 

@@ -33,7 +33,7 @@ class SweepRun:
     folder: Path
     config: RunConfig
     n_tasks: int | None
-    """Training tasks; None if the data is on another machine."""
+    """Training tasks; None if the data is on another machine and no size is given."""
     total_steps: int | None
 
     @property
@@ -138,16 +138,16 @@ def _plan_run(
     if config.trainer.resume_mode == "none":
         overrides.append("trainer.resume_mode=latest")
     _check_evaluations(config)
-    train = tasks.load(config)
+    n_tasks = tasks.count(config)
     steps = config.trainer.max_training_steps
-    if train is not None:
+    if n_tasks is not None:
         if variant.data_size is not None and steps is not None:
             # Every size trains as long as the others, on fewer tasks more often.
-            epoch = len(train) // config.trainer.train_batch_size
+            epoch = n_tasks // config.trainer.train_batch_size
             epochs = max(config.trainer.epochs, ceil(steps / max(1, epoch)))
             overrides.append(f"trainer.epochs={epochs}")
         config = load_config_file(config_name, [*overrides, *_local_overrides(name, folder)])
-        steps = build_schedule(config, n_tasks=len(train)).total_steps
+        steps = build_schedule(config, n_tasks=n_tasks).total_steps
     return SweepRun(
         name=name,
         variant=variant,
@@ -155,7 +155,7 @@ def _plan_run(
         overrides=tuple(overrides),
         folder=folder,
         config=config,
-        n_tasks=None if train is None else len(train),
+        n_tasks=n_tasks,
         total_steps=steps,
     )
 
@@ -201,11 +201,11 @@ class _TaskCache:
         self._allow_absent = allow_absent
         self._loaded: dict[str, list[Task]] = {}
 
-    def load(self, config: RunConfig) -> list[Task] | None:
-        """None if a file is not on this machine."""
+    def count(self, config: RunConfig) -> int | None:
+        """The tasks that a run trains on; None if a file is not on this machine and no size is set."""
         data = config.data.model_copy(update={"max_train_tasks": None})
         if self._allow_absent and any(map(_is_absent, data.train_data)):
-            return None
+            return config.data.max_train_tasks
         key = data.model_dump_json()
         if key not in self._loaded:
             self._loaded[key] = load_training_tasks(config.model_copy(update={"data": data}))
@@ -213,13 +213,13 @@ class _TaskCache:
         if size is not None:
             if size > len(tasks):
                 raise ConfigError(
-                    f"{SIZE_KEY}={size}, but data.train_data has {len(tasks)} tasks; use smaller "
-                    "--data-sizes"
+                    f"data size {size} ({SIZE_KEY}): data.train_data has only {len(tasks)} tasks; "
+                    f"use at most {len(tasks)}"
                 )
             tasks = select_subset(tasks, size, seed=trainer.seed)
         min_per_env = trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0
         check_batch_size(tasks, trainer.train_batch_size, min_per_env)
-        return tasks
+        return len(tasks)
 
 
 def _is_absent(source: str) -> bool:

@@ -39,10 +39,6 @@ class VariantResult:
     runs: tuple[RunResult, ...]
 
     @property
-    def is_complete(self) -> bool:
-        return all(one.state == "finished" for one in self.runs)
-
-    @property
     def n_tasks(self) -> int | None:
         return self.runs[0].run.n_tasks
 
