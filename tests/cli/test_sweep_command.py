@@ -44,6 +44,8 @@ def test_a_sweep_starts_with_its_configuration() -> None:
         run(f"{LR}=1,2")
     with pytest.raises(ConfigError, match="--seeds 0: a sweep needs at least one seed"):
         run(*SWEPT, "--seeds", "0")
+    with pytest.raises(ConfigError, match="--spot and --env are options of --launch; add it"):
+        run(*SWEPT, "--spot")
 
 
 def test_failed_runs_end_the_sweep_with_code_1_and_repeating_it_with_0(
@@ -92,17 +94,19 @@ def test_launched_runs_have_the_names_and_settings_of_the_sweep_and_are_read_bac
             raise LaunchError("no machine for it; add clouds with --cloud")
         launched[plan.run_name] = plan
 
-    monkeypatch.setattr("skyfleet.cli.launch.launch_plan", launch)
+    monkeypatch.setattr("skyfleet.cli.sweep.launch_plan", launch)
     output = run(*SWEPT, "--seeds", "1", "--launch", "--gpus", "H100:1", "--dry-run")
     assert "would launch small-lr-lr-1e-2-seed42: small.yaml on H100:1" in output
     assert not launched
-    output = run(*SWEPT, "--seeds", "1", "--launch", "--gpus", "H100:1", exit_code=1)
+    launch_options = ("--launch", "--gpus", "H100:1", "--env", "DATA_VERSION=v0.3")
+    output = run(*SWEPT, "--seeds", "1", *launch_options, exit_code=1)
     assert "small-lr-lr-1e-3-seed42 failed: no machine for it" in output
     assert "1 runs are launched (skyfleet runs list)" in output
     (plan,) = launched.values()
     assert "RUN_NAME: small-lr-lr-1e-2-seed42" in plan.text
     assert f"{LR}=1e-2" in plan.text
     assert "trainer.seed=42" in plan.text
+    assert "DATA_VERSION: v0.3" in plan.text
     assert "trainer.run_path" not in plan.text, "the machine has its own folders"
     runner = ScriptedRunner(passes=lambda _: 20)
     monkeypatch.setattr("skyfleet.sweeps.local_process.LocalRunner", lambda **_: runner)

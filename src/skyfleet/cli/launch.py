@@ -74,7 +74,7 @@ def launch_command(
         disk_gb=disk_gb,
         memory_gb=memory_gb,
         wandb=wandb,
-        variables=_parse_variables(env or []),
+        variables=parse_variables(env or []),
     )
     plan = _plan(config_args or [], options, commit)
     if dry_run:
@@ -108,7 +108,7 @@ def _read_yaml(path: Path) -> Any:
         return None
 
 
-def _parse_variables(assignments: list[str]) -> dict[str, str]:
+def parse_variables(assignments: list[str]) -> dict[str, str]:
     from skyfleet.launch.task_file import DEFAULT_VARIABLES
 
     variables: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +13,12 @@ import typer
 
 from skyfleet.cli.arguments import DryRun
 from skyfleet.cli.interrupting import exit_interrupted
+from skyfleet.cli.launch import launch_plan, parse_variables
 from skyfleet.errors import ConfigError
 from skyfleet.terminal import print
 
 if TYPE_CHECKING:
+    from skyfleet.launch.plan import LaunchOptions
     from skyfleet.sweeps.execution import Runner
     from skyfleet.sweeps.plan import SweepPlan
     from skyfleet.sweeps.results import SweepResults
@@ -47,9 +50,14 @@ def sweep_command(
     cloud: Annotated[str, typer.Option(help="With --launch: any, or names with commas.")] = "any",
     gpus: Annotated[str, typer.Option(help="With --launch: by default H200:1.")] = "",
     spot: Annotated[bool, typer.Option("--spot", help="With --launch: spot machines.")] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="With --launch: a variable of the task file."),
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every combination of values with every seed; one page compares them with the baseline."""
+    from skyfleet.launch.plan import LaunchOptions
     from skyfleet.sweeps.grid import build_grid
     from skyfleet.sweeps.plan import plan_sweep
     from skyfleet.sweeps.record import read_record
@@ -62,7 +70,14 @@ def sweep_command(
     config_name, *arguments = config_args
     grid = build_grid(arguments, n_seeds=seeds, data_sizes=data_sizes, baseline=baseline or ())
     plan = plan_sweep(config_name, grid, name=name, allow_absent_data=launch)
-    runner = _plan_launches(plan, cloud, gpus, spot, dry_run=dry_run) if launch else None
+    runner = None
+    if launch:
+        options = LaunchOptions(
+            cloud=cloud, gpus=gpus, spot=spot, variables=parse_variables(env or [])
+        )
+        runner = _plan_launches(plan, options, dry_run=dry_run)
+    elif gpus or spot or env or cloud != "any":
+        raise ConfigError("--cloud, --gpus, --spot and --env are options of --launch; add it")
     if dry_run:
         print(format_plan(plan, read_record(plan.folder)))
         return
@@ -115,11 +130,10 @@ def _finish(results: SweepResults) -> None:
         raise typer.Exit(1)
 
 
-def _plan_launches(plan: SweepPlan, cloud: str, gpus: str, spot: bool, *, dry_run: bool) -> Runner:
+def _plan_launches(plan: SweepPlan, options: LaunchOptions, *, dry_run: bool) -> Runner:
     """Check the launch of every run before the first machine is paid for."""
-    from skyfleet.cli.launch import launch_plan
     from skyfleet.errors import SkyfleetError
-    from skyfleet.launch.plan import LaunchOptions, plan_launch
+    from skyfleet.launch.plan import plan_launch
     from skyfleet.launch.source_commit import find_commit
     from skyfleet.sweeps.execution import RunFailedError
     from skyfleet.sweeps.plan import SweepRun
@@ -132,7 +146,7 @@ def _plan_launches(plan: SweepPlan, cloud: str, gpus: str, spot: bool, *, dry_ru
         run.name: plan_launch(
             plan.config_name,
             run.overrides,
-            LaunchOptions(cloud=cloud, gpus=gpus, spot=spot, run_name=run.name),
+            replace(options, run_name=run.name),
             root=commit.root,
             commit=str(commit),
         )
@@ -143,7 +157,7 @@ def _plan_launches(plan: SweepPlan, cloud: str, gpus: str, spot: bool, *, dry_ru
 
     def launch_run(run: SweepRun) -> State:
         try:
-            launch_plan(plans[run.name], root=commit.root, spot=spot, attach=False)
+            launch_plan(plans[run.name], root=commit.root, spot=options.spot, attach=False)
         except SkyfleetError as error:
             raise RunFailedError(str(error)) from None
         return "launched"

@@ -51,7 +51,7 @@ class LocalRunner:
         log = log_path(run)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            began = output.tell()
+            began = log.stat().st_size
             arguments = [*self.command, self.config_name, *run.local_overrides]
             code = _run_forwarding_signals(arguments, output.fileno())
         if code != 0:

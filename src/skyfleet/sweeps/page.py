@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from skyfleet.analysis.formatting import format_count
 from skyfleet.analysis.html.bars import interval_cell
 from skyfleet.analysis.html.charts import (
     STEPS,
@@ -73,7 +74,8 @@ def _summary(results: SweepResults) -> Html:
     plan = results.plan
     n_done = sum(one.state == "finished" for one in results.runs)
     lines = [
-        f"{plan.config_name}: {count(len(results.variants))} settings x {count(len(plan.seeds))} seeds, "
+        f"{plan.config_name}: {format_count(len(results.variants), 'setting')} x "
+        f"{format_count(len(plan.seeds), 'seed')}, "
         f"{count(n_done)} of {count(len(plan.runs))} runs finished, {count(len(results.failed))} failed.",
         *(
             f"{source}: dataset version {version}."
@@ -190,12 +192,12 @@ def _scaling_points(
 
 
 def _point(step: int, score: SeedScore) -> Point:
-    n_seeds = len(score.rate_by_seed)
+    seeds = format_count(len(score.rate_by_seed), "seed")
     return Point(
         step=step,
         value=score.rate,
         interval=score.interval,
-        note=f", {count(score.n_tasks)} tasks x {n_seeds} seeds",
+        note=f", {count(score.n_tasks)} tasks x {seeds}",
     )
 
 

@@ -133,20 +133,16 @@ def _plan_run(
 ) -> SweepRun:
     name = "-".join(filter(None, [sweep, grid.slug(variant), f"seed{seed}"]))
     folder = sweep_folder / name
+    local = _local_overrides(name, folder)
     overrides = [*grid.overrides, *variant.overrides, f"trainer.seed={seed}"]
-    config = load_config_file(config_name, [*overrides, *_local_overrides(name, folder)])
-    if config.trainer.resume_mode == "none":
-        overrides.append("trainer.resume_mode=latest")
+    config = load_config_file(config_name, [*overrides, *local])
     _check_evaluations(config)
     n_tasks = tasks.count(config)
+    if added := _list_sweep_settings(config, variant, n_tasks):
+        overrides += added
+        config = load_config_file(config_name, [*overrides, *local])
     steps = config.trainer.max_training_steps
     if n_tasks is not None:
-        if variant.data_size is not None and steps is not None:
-            # Every size trains as long as the others, on fewer tasks more often.
-            epoch = n_tasks // config.trainer.train_batch_size
-            epochs = max(config.trainer.epochs, ceil(steps / max(1, epoch)))
-            overrides.append(f"trainer.epochs={epochs}")
-        config = load_config_file(config_name, [*overrides, *_local_overrides(name, folder)])
         steps = build_schedule(config, n_tasks=n_tasks).total_steps
     return SweepRun(
         name=name,
@@ -158,6 +154,19 @@ def _plan_run(
         n_tasks=n_tasks,
         total_steps=steps,
     )
+
+
+def _list_sweep_settings(config: RunConfig, variant: Variant, n_tasks: int | None) -> list[str]:
+    """What a sweep sets in addition to the values that are swept."""
+    trainer, settings = config.trainer, []
+    if trainer.resume_mode == "none":
+        settings.append("trainer.resume_mode=latest")
+    if variant.data_size is not None and n_tasks is not None and trainer.max_training_steps:
+        # Every size trains as long as the others, on fewer tasks more often.
+        needed = ceil(trainer.max_training_steps / max(1, n_tasks // trainer.train_batch_size))
+        if needed > trainer.epochs:
+            settings.append(f"trainer.epochs={needed}")
+    return settings
 
 
 def _local_overrides(name: str, folder: Path) -> list[str]:
