@@ -101,7 +101,7 @@ def test_launched_runs_have_the_names_and_settings_of_the_sweep_and_are_read_bac
     launch_options = ("--launch", "--gpus", "H100:1", "--env", "DATA_VERSION=v0.3")
     output = run(*SWEPT, "--seeds", "1", *launch_options, exit_code=1)
     assert "small-lr-lr-1e-3-seed42 failed: no machine for it" in output
-    assert "1 runs are launched (skyfleet runs list)" in output
+    assert "1 run launched (skyfleet runs list)" in output
     (plan,) = launched.values()
     assert "RUN_NAME: small-lr-lr-1e-2-seed42" in plan.text
     assert f"{LR}=1e-2" in plan.text

@@ -11,6 +11,7 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.sweeps.grid import build_grid
 from skyfleet.sweeps.plan import plan_sweep
+from skyfleet.sweeps.record import RunRecord, SweepRecord, check_folders
 from skyfleet.trainer.tasks import load_training_tasks
 
 
@@ -72,7 +73,9 @@ def test_a_folder_with_other_settings_and_a_shared_checkpoint_folder_are_refused
     (folder / "config.yaml").write_text(dump_yaml(other.config))
     (folder / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(ConfigError, match=r"weight_decay=0.5 .* give the sweep another --name"):
-        plan_small(name="mine")
+        check_folders(plan, SweepRecord())
+    launched = SweepRecord(runs={plan.runs[1].name: RunRecord(state="launched")})
+    check_folders(plan, launched)  # another machine has other paths and data
     text = Path("small.yaml").read_text()
     Path("small.yaml").write_text(text.replace("trainer:\n", "trainer:\n  ckpt_path: /x/c\n", 1))
     with pytest.raises(ConfigError, match=r"trainer.ckpt_path='/x/c' is the same for"):

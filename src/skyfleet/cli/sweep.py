@@ -60,7 +60,7 @@ def sweep_command(
     from skyfleet.launch.plan import LaunchOptions
     from skyfleet.sweeps.grid import build_grid
     from skyfleet.sweeps.plan import plan_sweep
-    from skyfleet.sweeps.record import read_record
+    from skyfleet.sweeps.record import check_folders, read_record
     from skyfleet.sweeps.tables import format_plan
 
     if not config_args or "=" in config_args[0]:
@@ -70,6 +70,8 @@ def sweep_command(
     config_name, *arguments = config_args
     grid = build_grid(arguments, n_seeds=seeds, data_sizes=data_sizes, baseline=baseline or ())
     plan = plan_sweep(config_name, grid, name=name, allow_absent_data=launch)
+    record = read_record(plan.folder)
+    check_folders(plan, record)
     runner = None
     if launch:
         options = LaunchOptions(
@@ -79,7 +81,7 @@ def sweep_command(
     elif gpus or spot or env or cloud != "any":
         raise ConfigError("--cloud, --gpus, --spot and --env are options of --launch; add it")
     if dry_run:
-        print(format_plan(plan, read_record(plan.folder)))
+        print(format_plan(plan, record))
         return
     _finish(_run(plan, runner))
 
@@ -111,6 +113,7 @@ def _run(plan: SweepPlan, runner: Runner | None) -> SweepResults:
 
 
 def _finish(results: SweepResults) -> None:
+    from skyfleet.analysis.formatting import format_count
     from skyfleet.sweeps.page import PAGE
     from skyfleet.sweeps.tables import format_results
 
@@ -119,8 +122,9 @@ def _finish(results: SweepResults) -> None:
     launched = [one.run.name for one in results.runs if one.state == "launched"]
     if launched:
         print(
-            f"{len(launched)} runs are launched (skyfleet runs list). When they have ended, copy each "
-            f"run folder to {folder}/RUN and repeat the command, which then compares them."
+            f"{format_count(len(launched), 'run')} launched (skyfleet runs list). When they have "
+            f"ended, copy the folder of each to {folder}/RUN and repeat the command, which then "
+            "compares them."
         )
     for one in results.failed:
         print(f"{one.run.name} failed: {one.record.error}")

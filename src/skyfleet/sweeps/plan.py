@@ -17,7 +17,6 @@ from skyfleet.sweeps.grid import SIZE_KEY, Grid, Variant
 from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.splits import select_subset
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.resuming import reject_other_run
 from skyfleet.trainer.tasks import build_schedule, load_sources, load_training_tasks
 
 RUNS = Path("runs")
@@ -101,7 +100,7 @@ def plan_sweep(
         for number in range(grid.n_seeds)
         for variant in grid.variants
     ]
-    _check_folders(runs)
+    _check_checkpoint_folders(runs)
     return SweepPlan(name=name, folder=folder, config_name=config_name, grid=grid, runs=tuple(runs))
 
 
@@ -186,8 +185,8 @@ def _check_evaluations(config: RunConfig) -> None:
         )
 
 
-def _check_folders(runs: Sequence[SweepRun]) -> None:
-    """No two runs share checkpoints, and no folder holds a run with other settings."""
+def _check_checkpoint_folders(runs: Sequence[SweepRun]) -> None:
+    """No two runs share checkpoints."""
     owners: dict[str, str] = {}
     for run in runs:
         path = run.config.trainer.ckpt_path
@@ -196,11 +195,6 @@ def _check_folders(runs: Sequence[SweepRun]) -> None:
                 f"trainer.ckpt_path={path!r} is the same for {owners[path]} and {run.name}; remove it, "
                 "or write ${trainer.run_path}/checkpoints"
             )
-        try:
-            reject_other_run(run.config)
-        except ConfigError as error:
-            problem = str(error).partition("; give trainer.run_name")[0]
-            raise ConfigError(f"{problem}; give the sweep another --name") from None
 
 
 class _TaskCache:

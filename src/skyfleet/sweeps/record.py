@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skyfleet.errors import ConfigError
 from skyfleet.storage.local import write_atomically
 from skyfleet.storage.step_rows import read_last_step
-from skyfleet.sweeps.plan import SweepRun
+from skyfleet.sweeps.plan import SweepPlan, SweepRun
+from skyfleet.trainer.resuming import reject_other_run
 
 RECORD = "sweep.json"
 
@@ -53,6 +54,19 @@ def read_record(folder: Path) -> SweepRecord:
 
 def write_record(folder: Path, record: SweepRecord) -> None:
     write_atomically(folder / RECORD, record.model_dump_json(indent=1) + "\n")
+
+
+def check_folders(plan: SweepPlan, record: SweepRecord) -> None:
+    """Raise ConfigError if a folder holds a run with other settings, or with more steps."""
+    for run in plan.runs:
+        find_state(run, record)
+        if record.get(run.name).state == "launched":
+            continue  # its paths and data are those of another machine
+        try:
+            reject_other_run(run.config)
+        except ConfigError as error:
+            problem = str(error).partition("; give trainer.run_name")[0]
+            raise ConfigError(f"{problem}; give the sweep another --name") from None
 
 
 def find_state(run: SweepRun, record: SweepRecord) -> State:
