@@ -9,9 +9,9 @@ import pytest
 from tests.sweeps.scripted_runs import LR, ScriptedRunner, plan_small, write_config, write_run
 
 from skyfleet.errors import ConfigError
-from skyfleet.sweeps.execution import hold_sweep, run_sweep
-from skyfleet.sweeps.plan import SweepPlan
-from skyfleet.sweeps.record import find_state, read_record
+from skyfleet.sweeps.execution import Runner, hold_sweep, run_sweep
+from skyfleet.sweeps.plan import SweepPlan, SweepRun
+from skyfleet.sweeps.record import State, find_state, read_record
 
 FIRST, SECOND, THIRD, FOURTH = (
     f"small-lr-lr-{value}-seed{seed}" for seed in (42, 43) for value in ("1e-2", "1e-3")
@@ -29,7 +29,7 @@ def states(plan: SweepPlan) -> dict[str, str]:
     return {run.name: find_state(run, record) for run in plan.runs}
 
 
-def run(plan: SweepPlan, runner: ScriptedRunner) -> list[str]:
+def run(plan: SweepPlan, runner: Runner) -> list[str]:
     lines: list[str] = []
     with hold_sweep(plan.folder, lines.append):
         run_sweep(plan, runner, lines.append)
@@ -99,16 +99,15 @@ def test_more_values_and_seeds_add_runs_to_the_finished_ones(plan: SweepPlan) ->
 def test_a_launched_run_is_not_launched_again_and_is_finished_once_its_folder_is_here(
     plan: SweepPlan,
 ) -> None:
-    run_sweep_launched: list[str] = []
+    launched: list[str] = []
 
-    class Launcher(ScriptedRunner):
-        def __call__(self, run):  # type: ignore[no-untyped-def]
-            run_sweep_launched.append(run.name)
-            return "launched"
+    def launch(one: SweepRun) -> State:
+        launched.append(one.name)
+        return "launched"
 
-    run(plan, Launcher(passes=lambda _: 0))
-    run(plan, Launcher(passes=lambda _: 0))
-    assert run_sweep_launched == [FIRST, SECOND, THIRD, FOURTH]
+    run(plan, launch)
+    run(plan, launch)
+    assert launched == [FIRST, SECOND, THIRD, FOURTH]
     assert set(states(plan).values()) == {"launched"}
     write_run(plan.runs[0], 20)
     assert states(plan)[FIRST] == "finished"

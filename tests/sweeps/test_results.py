@@ -17,7 +17,7 @@ from skyfleet.evaluation.compare import Verdict
 from skyfleet.metrics.significance import holm, mcnemar_exact
 from skyfleet.sweeps.execution import run_sweep
 from skyfleet.sweeps.page import PAGE, build_page, write_page
-from skyfleet.sweeps.plan import SweepPlan
+from skyfleet.sweeps.plan import SweepPlan, SweepRun
 from skyfleet.sweeps.record import read_record
 from skyfleet.sweeps.results import SweepResults, read_results
 from skyfleet.sweeps.tables import format_plan, format_results
@@ -69,7 +69,8 @@ def test_comparisons_that_are_still_missing_count_in_the_correction() -> None:
 def test_sizes_are_compared_with_the_smallest_and_settings_at_the_same_size() -> None:
     plan = plan_small(f"{LR}=1e-2,1e-3", data_sizes="2,4")
 
-    def passes(one):  # type: ignore[no-untyped-def]
+    def passes(one: SweepRun) -> int:
+        assert one.variant.data_size is not None
         return 10 * one.variant.data_size + (5 if one.variant.settings[0][1] == "1e-3" else 0)
 
     results = run(plan, ScriptedRunner(passes=passes))

@@ -40,7 +40,7 @@ def run_sweep(
     runner: Runner,
     report: Report,
     *,
-    on_ended: Callable[[SweepRecord], None] = lambda _: None,
+    on_ended: Callable[[SweepRecord], object] = lambda _: None,
 ) -> SweepRecord:
     """Run what is not finished, and record every outcome; the sweep's folder must be held.
 
