@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
 
 from skyfleet.errors import ConfigError, SkyfleetError
 from skyfleet.storage.folder_lock import FolderLock
@@ -29,10 +28,8 @@ class RunFailedError(SkyfleetError):
     """One run of the sweep failed; the others go on."""
 
 
-class Runner(Protocol):
-    """Trains or launches one run. Raises RunFailedError; any other exception ends the sweep."""
-
-    def __call__(self, run: SweepRun) -> State: ...
+Runner = Callable[[SweepRun], State]
+"""Trains or launches one run. Raises RunFailedError; any other exception ends the sweep."""
 
 
 def run_sweep(
