@@ -7,7 +7,15 @@ import re
 import pytest
 
 from skyfleet.analysis.html.bars import Sample, histogram
-from skyfleet.analysis.html.charts import Point, Scale, Series, line_chart, round_range, ticks
+from skyfleet.analysis.html.charts import (
+    Point,
+    Scale,
+    Series,
+    XAxis,
+    line_chart,
+    round_range,
+    ticks,
+)
 from skyfleet.analysis.html.curves import mean_rewards, mixed_shares
 from skyfleet.analysis.html.elements import join, tag
 from skyfleet.analysis.html.formatting import PERCENT, count, format_value, percent, points, seconds
@@ -28,6 +36,7 @@ def test_ticks_are_round_numbers() -> None:
     assert round_range([-3.0, float("nan"), 5.0]) == (-4.0, 6.0)
     assert round_range([]) == (0.0, 1.0)
     assert Scale(low=0, high=10, start=100, end=0)(2.5) == 75.0
+    assert Scale(low=10, high=1000, start=0, end=100, logarithmic=True)(100) == 50.0
 
 
 def test_numbers_are_formatted() -> None:
@@ -83,6 +92,18 @@ def test_a_line_chart_has_a_title_per_point_and_labels_at_the_ends() -> None:
     ends = [float(y) for y in re.findall(r'y="([\d.]+)" class="label', chart)]
     assert abs(ends[0] - ends[1]) >= 13
     assert "No values." in line_chart("none", [], y_range=(0.0, 1.0), unit=PERCENT)
+
+
+def test_a_logarithmic_axis_has_its_ticks_at_the_points() -> None:
+    sizes = (Point(step=20, value=0.1), Point(step=60, value=0.2), Point(step=180, value=0.3))
+    series = [Series(label="", slot=0, points=sizes)]
+    axis = XAxis(name="tasks", logarithmic=True)
+    chart = line_chart("val", series, y_range=(0.0, 1.0), unit=PERCENT, x_axis=axis)
+    labels = re.findall(r'<text x="([\d.]+)" y="\d+" class="tick middle">(\d+)</text>', chart)
+    assert [label for _, label in labels] == ["20", "60", "180"]
+    low, middle, high = (float(x) for x, _ in labels)
+    assert middle == pytest.approx((low + high) / 2, abs=0.1)
+    assert "tasks 60: 20.0" in chart
 
 
 def test_a_histogram_has_a_bar_per_value_or_per_range() -> None:

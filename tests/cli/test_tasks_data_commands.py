@@ -61,6 +61,18 @@ def test_prepare_writes_a_dataset_with_the_default_split(tmp_path: Path, raw: Pa
     assert "wrote " in output
 
 
+def test_a_prepared_dataset_has_a_version_name_that_stats_shows(tmp_path: Path, raw: Path) -> None:
+    options = ("--tasks-json", raw, "--output-dir", tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"--data-version 'v 2': use letters, digits"):
+        run("prepare", *options, "--data-version", "v 2")
+    assert "dataset version: v0.3" in run("prepare", *options, "--data-version", "v0.3")
+    assert read_manifest(tmp_path / "out" / "manifest.json").data_version == "v0.3"
+    train = tmp_path / "out" / "train.parquet"
+    output = run("stats", train)
+    assert f"dataset version of {train}: v0.3" in output
+    assert "rows with env_variables: 0 % (0 of " in output
+
+
 def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw: Path) -> None:
     out = tmp_path / "out"
     run("prepare", "--tasks-json", raw, "--output-dir", out, "--eval-ratio", 0.2)

@@ -251,7 +251,7 @@ def test_setup_reuses_a_complete_environment_and_passes_every_filter_to_prepare(
     assert done.returncode == 0, done.stderr
     assert "reusing" in done.stdout
     filters = ["--env-filter", "booking,github", "--difficulty-filter", "1,2"]
-    filters += ["--max-tasks", "50", "--eval-ratio", "0.2"]
+    filters += ["--max-tasks", "50", "--eval-ratio", "0.2", "--data-version", "v0.3"]
     assert made.calls() == [
         [
             *("tasks", "prepare", "--tasks-json", f"s3://sets/v0.3/openenv/all_{modality}.json"),

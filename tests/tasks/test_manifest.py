@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ import pytest
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.tasks.from_objects import as_tasks
 from skyfleet.tasks.loading import load_tasks
-from skyfleet.tasks.manifest import Manifest, make_manifest, read_manifest, row_sha256
+from skyfleet.tasks.manifest import Manifest, make_manifest, name_version, read_manifest, row_sha256
 from skyfleet.tasks.prepare import PreparedDataset, PrepareOptions, prepare
 from skyfleet.tasks.publish import dataset_files, fleet_table, publish
 from skyfleet.tasks.splits import SplitRule
@@ -108,6 +109,27 @@ def test_the_manifest_counts_and_hashes_what_was_written(tmp_path: Path) -> None
         "h",
     ]
     assert [task.key for task in load_tasks(tmp_path / "out" / "validation.parquet")] == ["a", "h"]
+
+
+@pytest.mark.parametrize(
+    ("source", "version"),
+    [
+        ("s3://fleet-internal-datasets/v0.2/openenv/all_tool_use.json", "v0.2"),
+        ("data/v1/v1.10.3/raw.jsonl", "v1.10.3"),
+        ("raw.json", "sha256-0123456789ab"),
+        ("vendor/v/tasks_v2.json", "sha256-0123456789ab"),
+    ],
+)
+def test_a_version_without_a_name_is_named_after_its_source(source: str, version: str) -> None:
+    assert name_version(source, "0123456789abcdef" * 4) == version
+
+
+def test_manifests_of_earlier_versions_have_no_data_version() -> None:
+    _, manifest = build("abcdefgh")
+    assert manifest.data_version == "sha256-000000000000"
+    rows = json.loads(manifest.to_bytes())
+    del rows["data_version"]
+    assert Manifest.model_validate(rows).data_version is None
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:

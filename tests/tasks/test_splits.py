@@ -6,9 +6,11 @@ g 0.6991, e 0.8805.
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from skyfleet.tasks.splits import SplitRule, hash_fraction, split_tasks
+from skyfleet.tasks.splits import SplitRule, hash_fraction, select_subset, split_tasks
 from skyfleet.tasks.task import Task
 
 QUARTER = SplitRule(eval_fraction=0.25, min_eval_tasks=1)
@@ -76,3 +78,26 @@ def test_a_held_out_env_is_never_trained_on() -> None:
     split = split_tasks(tasks("outlook", 3) + tasks("github", 3), rule)
     assert {task.env_key for task in split.eval} == {"outlook"}
     assert {task.env_key for task in split.train} == {"github"}
+
+
+@pytest.mark.parametrize("seed", [0, 42])
+def test_subsets_of_a_seed_are_nested_and_keep_the_share_of_every_env(seed: int) -> None:
+    rows = [*tasks("large", 600), *tasks("small", 60), *tasks("one", 1)]
+    sizes = (1, 7, 20, 66, 200, 330, 660, 661)
+    chosen = [[task.key for task in select_subset(rows, size, seed=seed)] for size in sizes]
+    order = {task.key: number for number, task in enumerate(rows)}
+    for size, subset in zip(sizes, chosen, strict=True):
+        assert len(set(subset)) == size
+        assert sorted(subset, key=order.__getitem__) == subset, "in the order of the rows"
+        for env_key, n in (("large", 600), ("small", 60), ("one", 1)):
+            share = sum(key.startswith(f"{env_key}-") for key in subset)
+            assert abs(share - size * n / 661) <= 1
+    for smaller, larger in itertools.pairwise(chosen):
+        assert set(smaller) <= set(larger)
+
+
+def test_another_seed_is_another_subset_and_the_order_of_the_tasks_has_no_effect() -> None:
+    rows = tasks("e", 200)
+    first = {task.key for task in select_subset(rows, 50, seed=1)}
+    assert {task.key for task in select_subset(rows[::-1], 50, seed=1)} == first
+    assert 5 < len(first & {task.key for task in select_subset(rows, 50, seed=2)}) < 25

@@ -74,13 +74,13 @@ def launch_command(
         disk_gb=disk_gb,
         memory_gb=memory_gb,
         wandb=wandb,
-        variables=_parse_variables(env or []),
+        variables=parse_variables(env or []),
     )
     plan = _plan(config_args or [], options, commit)
     if dry_run:
         _show_dry_run(plan)
         return
-    _launch(plan, root=commit.root, spot=spot, attach=attach)
+    launch_plan(plan, root=commit.root, spot=spot, attach=attach)
 
 
 def _plan(arguments: list[str], options: LaunchOptions, commit: SourceCommit) -> LaunchPlan:
@@ -108,7 +108,7 @@ def _read_yaml(path: Path) -> Any:
         return None
 
 
-def _parse_variables(assignments: list[str]) -> dict[str, str]:
+def parse_variables(assignments: list[str]) -> dict[str, str]:
     from skyfleet.launch.task_file import DEFAULT_VARIABLES
 
     variables: dict[str, str] = {}
@@ -137,7 +137,8 @@ def _show_dry_run(plan: LaunchPlan) -> None:
     print("\n".join(f"# {line}" for line in notes), flush=True)
 
 
-def _launch(plan: LaunchPlan, *, root: Path, spot: bool, attach: bool) -> None:
+def launch_plan(plan: LaunchPlan, *, root: Path, spot: bool, attach: bool) -> None:
+    """Launch a run; with `attach`, follow it until it ends."""
     from skyfleet.launch.credentials import write_credentials
     from skyfleet.launch.secrets import read_secrets
     from skyfleet.launch.sky import JobEnd, launch_task, parse_task, run_until_ended, write_task

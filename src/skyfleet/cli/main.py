@@ -24,6 +24,7 @@ from skyfleet.cli.report import report_command
 from skyfleet.cli.rollout import rollout_command
 from skyfleet.cli.runs import runs_app
 from skyfleet.cli.serve import serve_command
+from skyfleet.cli.sweep import sweep_command
 from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
@@ -55,6 +56,7 @@ def options(
 
 
 app.command("train")(train_command)
+app.command("sweep")(sweep_command)
 app.command("evaluate")(evaluate_command)
 app.command("compare")(compare_command)
 app.command("report")(report_command)

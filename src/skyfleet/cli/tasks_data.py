@@ -94,13 +94,24 @@ def stats_command(
     sources: Sources,
     html: Annotated[Path | None, typer.Option(help="Also write an HTML section here.")] = None,
 ) -> None:
-    """Per environment: tasks, difficulties, reference calls, prompt length, tools."""
-    from skyfleet.curation.stats import HEADER, compute_stats, format_stats, render_stats_html
+    """Per environment: tasks, share with env_variables, difficulties, calls, prompt length, tools."""
+    from skyfleet.curation.quarantine import find_data_version
+    from skyfleet.curation.stats import (
+        HEADER,
+        compute_stats,
+        describe_variables,
+        format_stats,
+        render_stats_html,
+    )
     from skyfleet.trainer.tasks import load_sources
 
     tasks = load_sources(sources, key="SOURCE")
     stats = compute_stats(tasks)
     print(table(HEADER, format_stats(stats)))
+    print(describe_variables(stats))
+    for source in sources:
+        if version := find_data_version(source):
+            print(f"dataset version of {source}: {version}")
     if html is not None:
         html.write_text(render_stats_html(", ".join(sources), stats), encoding="utf-8")
 

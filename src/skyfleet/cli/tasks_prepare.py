@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -50,6 +51,13 @@ def prepare_command(
     keep_sides: Annotated[
         bool, typer.Option("--keep-sides", help="Split with the earlier manifest's thresholds.")
     ] = False,
+    data_version: Annotated[
+        str,
+        typer.Option(
+            help="The dataset's version in its manifest; by default the vN folder of the source, or "
+            "a part of its hash."
+        ),
+    ] = "",
     dry_run: DryRun = False,
 ) -> None:
     """Split raw tasks into train.parquet and validation.parquet, with a manifest."""
@@ -60,6 +68,7 @@ def prepare_command(
     from skyfleet.tasks.publish import publish
     from skyfleet.tasks.splits import SplitRule
 
+    version = _check_version(data_version)
     before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
     options = PrepareOptions(
         modality=None if modality == "all" else modality,
@@ -91,6 +100,7 @@ def prepare_command(
         source=tasks_json,
         source_sha256=sha256_hex(data),
         keep_sides=keep_sides,
+        data_version=version,
     )
     publish(output_dir, files, manifest)
     _print_counts(prepared)
@@ -106,6 +116,7 @@ def _manifest(
     source: str,
     source_sha256: str,
     keep_sides: bool,
+    data_version: str | None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the files it lists."""
     from skyfleet.tasks.manifest import make_manifest
@@ -120,11 +131,21 @@ def _manifest(
         options=options,
         split_by="earlier thresholds" if keep_sides else "ratio",
         earlier=before,
+        data_version=data_version,
     )
     return manifest, files
 
 
+def _check_version(name: str) -> str | None:
+    if name and not re.fullmatch(r"[\w.+-]+", name):
+        raise ConfigError(
+            f"--data-version {name!r}: use letters, digits, _, ., + and -, as in v0.2"
+        )
+    return name or None
+
+
 def _print_manifest(manifest: Manifest) -> None:
+    print(f"dataset version: {manifest.data_version}")
     prompts = manifest.unique_prompts
     print(f"unique prompts: train {prompts['train']}, validation {prompts['validation']}")
     if manifest.moved:

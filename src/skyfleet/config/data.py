@@ -28,6 +28,9 @@ class Data(Section):
     """Environments to exclude from training."""
     env_filter: StrList = Field([])
     """Keep only the tasks of these environments; empty keeps all."""
+    max_train_tasks: int | None = Field(None, ge=1)
+    """Train on at most so many tasks, chosen by trainer.seed: every environment keeps its share, and
+    the subsets of one seed are nested. Evaluation sets are not affected."""
     quarantine: str | None = None
     """The file that `skyfleet tasks validate` wrote; its tasks are excluded from training. By default
     each quarantine.jsonl beside a task file or in the current folder, if there is one."""

@@ -196,6 +196,12 @@ def _find_manifest(source: str) -> Manifest | None:
     return manifest if _file_name(source) in manifest.files else None
 
 
+def find_data_version(source: str) -> str | None:
+    """The version in the manifest that lists the file; None for worlds and unlisted files."""
+    manifest = _find_manifest(source) if is_file(source) else None
+    return manifest.data_version if manifest is not None else None
+
+
 def _require_manifest(source: str) -> Manifest:
     remedy = (
         f"write one with `skyfleet tasks prepare --tasks-json {source}` and train on what it "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -41,6 +42,8 @@ class Manifest(BaseModel):
     format_version: Literal[1] = 1
     skyfleet_version: str = Field(default_factory=lambda: version("skyfleet"))
     python_version: str = Field(default_factory=platform.python_version)
+    data_version: str | None = None
+    """The name of this version of the dataset, such as v0.2; None in manifests of older versions."""
     source: str
     source_sha256: str
     options: dict[str, Any]
@@ -71,7 +74,9 @@ def make_manifest(
     options: Mapping[str, Any],
     split_by: SplitBy,
     earlier: Manifest | None,
+    data_version: str | None = None,
 ) -> Manifest:
+    """Without `data_version` the version is named after the source: see `name_version`."""
     sides: dict[Side, tuple[Task, ...]] = {
         "train": prepared.train,
         "validation": prepared.validation,
@@ -82,6 +87,7 @@ def make_manifest(
         for task in rows
     }
     return Manifest(
+        data_version=data_version or name_version(source, source_sha256),
         source=source,
         source_sha256=source_sha256,
         options=dict(options),
@@ -97,6 +103,12 @@ def make_manifest(
         files={name: sha256_hex(data) for name, data in files.items()},
         tasks=tasks,
     )
+
+
+def name_version(source: str, source_sha256: str) -> str:
+    """`v0.2` of `s3://bucket/v0.2/openenv/tasks.json`; otherwise the start of the source's hash."""
+    folders = [part for part in source.split("/")[:-1] if re.fullmatch(r"v\d+(\.\d+)*", part)]
+    return folders[-1] if folders else f"sha256-{source_sha256[:12]}"
 
 
 def read_manifest(address: Path | str) -> Manifest:

@@ -1,10 +1,10 @@
-"""Train/evaluation split of tasks, by a hash of their keys."""
+"""Train/evaluation split of tasks, and nested subsets of them, by a hash of their keys."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,6 +50,29 @@ def split_tasks(tasks: Iterable[Task], rule: SplitRule) -> Split:
         for task in by_env[env_key]:
             (evaluation if hash_fraction(task.key) < threshold else train).append(task)
     return Split(train=tuple(train), eval=tuple(evaluation), thresholds=thresholds)
+
+
+def select_subset(tasks: Sequence[Task], size: int, *, seed: int) -> list[Task]:
+    """`size` of the tasks, in their order; every env keeps its share, to within a task.
+
+    The subsets of one seed are nested: a smaller one is part of every larger one.
+    """
+    by_env: dict[str, list[Task]] = defaultdict(list)
+    for task in sorted(tasks, key=lambda one: _shuffled_place(one, seed)):
+        by_env[task.env_key].append(task)
+    # The share of its env that is chosen when a task is: in this order all envs advance alike.
+    shares = {
+        task.key: (place + 0.5) / len(rows)
+        for rows in by_env.values()
+        for place, task in enumerate(rows)
+    }
+    ranked = sorted(tasks, key=lambda one: (shares[one.key], _shuffled_place(one, seed)))
+    chosen = {task.key for task in ranked[:size]}
+    return [task for task in tasks if task.key in chosen]
+
+
+def _shuffled_place(task: Task, seed: int) -> tuple[float, str]:
+    return hash_fraction(f"{seed}/{task.key}"), task.key
 
 
 def hash_fraction(key: str) -> float:

@@ -17,6 +17,7 @@ from skyfleet.tasks.loading import drop_long_prompts as drop_long
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.prepare import fingerprint
 from skyfleet.tasks.sampling import Sampler, TaskSampler
+from skyfleet.tasks.splits import select_subset
 from skyfleet.tasks.task import Task, TaskSet
 from skyfleet.worlds.catalog import tasks_from_source
 
@@ -110,7 +111,14 @@ def load_training_tasks(config: RunConfig) -> list[Task]:
         if data.allow_quarantined
         else find_quarantine(data.train_data, data.quarantine),
     )
-    return tasks
+    return _limit_tasks(config, tasks)
+
+
+def _limit_tasks(config: RunConfig, tasks: list[Task]) -> list[Task]:
+    limit = config.data.max_train_tasks
+    if limit is None or limit >= len(tasks):
+        return tasks
+    return select_subset(tasks, limit, seed=config.trainer.seed)
 
 
 def check_disjoint(
@@ -185,7 +193,10 @@ def load_run_tasks(
     eval_sets: Mapping[str, Sequence[Task]] | None = None,
 ) -> RunTasks:
     """The configured tasks; those given as objects replace the configured ones."""
-    train = load_training_tasks(config) if train_tasks is None else list(TaskSet(train_tasks))
+    if train_tasks is None:
+        train = load_training_tasks(config)
+    else:
+        train = _limit_tasks(config, list(TaskSet(train_tasks)))
     if eval_sets is None:
         eval_sets = {
             name: load_sources(sources, key=f"data.val_data.{name}")

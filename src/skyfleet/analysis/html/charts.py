@@ -26,15 +26,19 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A linear map from [low, high] to [start, end]."""
+    """A map from [low, high] to [start, end]: linear, or logarithmic from a positive low."""
 
     low: float
     high: float
     start: float
     end: float
+    logarithmic: bool = False
 
     def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        low, high = self.low, self.high
+        if self.logarithmic:
+            value, low, high = log10(value), log10(low), log10(high)
+        share = (value - low) / (high - low) if high > low else 0.5
         return round(self.start + share * (self.end - self.start), 1)
 
 
@@ -82,22 +86,40 @@ class Series:
     points: tuple[Point, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XAxis:
+    name: str
+    logarithmic: bool = False
+    """A logarithmic axis has its ticks at the points."""
+
+
+STEPS = XAxis(name="step")
+
+
 def slot_class(slot: int) -> str:
     return f"s{slot % _SLOTS}"
 
 
-def line_chart(title: str, series: Sequence[Series], *, y_range: Range, unit: Unit) -> Html:
+def line_chart(
+    title: str, series: Sequence[Series], *, y_range: Range, unit: Unit, x_axis: XAxis = STEPS
+) -> Html:
     """A figure; omits series without a finite point."""
     drawn = [known for one in series if (known := _finite(one)).points]
     if not drawn:
         return figure(title, tag("p", "No values.", class_="none"))
     steps = [point.step for one in drawn for point in one.points]
-    x = Scale(low=min(steps), high=max(steps), start=_LEFT, end=_WIDTH - _RIGHT)
+    x = Scale(
+        low=min(steps),
+        high=max(steps),
+        start=_LEFT,
+        end=_WIDTH - _RIGHT,
+        logarithmic=x_axis.logarithmic,
+    )
     y = Scale(low=y_range[0], high=y_range[1], start=_HEIGHT - _BOTTOM, end=_TOP)
     last = ", ".join(f"{one.label} {unit.value(one.points[-1].value)}".strip() for one in drawn)
     body = join(
-        _axes(x, y, unit),
-        [_line(one, x, y, unit) for one in drawn],
+        _axes(x, y, unit, x_axis, steps),
+        [_line(one, x, y, unit, x_axis) for one in drawn],
         _end_labels(drawn, x, y, unit),
     )
     return figure(title, svg(f"{title}: last {last}", body, navigable=True))
@@ -132,24 +154,28 @@ def _finite(series: Series) -> Series:
     return Series(label=series.label, slot=series.slot, points=points)
 
 
-def _axes(x: Scale, y: Scale, unit: Unit) -> Html:
+def _axes(x: Scale, y: Scale, unit: Unit, x_axis: XAxis, steps: Sequence[int]) -> Html:
     parts = []
     for value in ticks(y.low, y.high):
         at = y(value)
         parts.append(tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=at, y2=at, class_="mesh"))
         parts.append(tag("text", unit.tick(value), x=_LEFT - 6, y=at + 4, class_="tick end"))
     below = _HEIGHT - _BOTTOM + 16
-    steps = (
-        tag("text", f"{value:g}", x=x(value), y=below, class_="tick middle")
-        for value in ticks(x.low, x.high, whole=True)
+    marks: Sequence[float] = ticks(x.low, x.high, whole=True)
+    if x_axis.logarithmic:
+        marks = sorted(set(steps))
+    labels = (
+        tag("text", f"{value:g}", x=x(value), y=below, class_="tick middle") for value in marks
     )
-    return join(parts, tag("text", "step", x=_LEFT - 10, y=below, class_="tick end"), steps)
+    return join(parts, tag("text", x_axis.name, x=_LEFT - 10, y=below, class_="tick end"), labels)
 
 
-def _line(series: Series, x: Scale, y: Scale, unit: Unit) -> Html:
+def _line(series: Series, x: Scale, y: Scale, unit: Unit, x_axis: XAxis) -> Html:
     few = len(series.points) <= _FEW
     path = " L".join(f"{x(p.step):g} {y(p.value):g}" for p in series.points)
-    dots = (_dot(point, series.label, x, y, unit, few=few) for point in series.points)
+    dots = (
+        _dot(point, series.label, x, y, unit, name=x_axis.name, few=few) for point in series.points
+    )
     return tag(
         "g",
         _band(series.points, x, y),
@@ -177,8 +203,8 @@ def _whisker(point: Point, x: Scale, y: Scale) -> Html:
     return tag("line", x1=at, x2=at, y1=y(low), y2=y(high), class_="whisker")
 
 
-def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, few: bool) -> Html:
-    text = f"{label + ', ' if label else ''}step {point.step}: {unit.value(point.value)}"
+def _dot(point: Point, label: str, x: Scale, y: Scale, unit: Unit, *, name: str, few: bool) -> Html:
+    text = f"{label + ', ' if label else ''}{name} {point.step}: {unit.value(point.value)}"
     if point.interval:
         text += f" ({unit.value(point.interval[0])} to {unit.value(point.interval[1])})"
     return tag(

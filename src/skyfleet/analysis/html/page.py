@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -59,7 +59,17 @@ def write_report(runs: Sequence[RunFolder], output: Path) -> None:
 
 def build_report_page(folders: Sequence[RunFolder]) -> str:
     runs = read_runs(folders)
-    title = f"{', '.join(run.title for run in runs)} · skyfleet report"
+    heading = ", ".join(run.title for run in runs)
+    return render_page(
+        f"{heading} · skyfleet report", heading, _SECTIONS, _sections(runs), "skyfleet report"
+    )
+
+
+def render_page(
+    title: str, heading: str, sections: Mapping[str, str], body: Html, command: str
+) -> str:
+    """A whole page: `sections` are the names in the navigation by their anchors, among them `verdicts`;
+    `command` wrote the page."""
     style, script = _asset("style.css"), _asset("script.js")
     head = tag(
         "head",
@@ -70,20 +80,20 @@ def build_report_page(folders: Sequence[RunFolder]) -> str:
         tag("title", title),
         tag("style", style),
     )
-    body = tag(
+    whole = tag(
         "body",
         tag("a", "Skip to the verdicts", href="#verdicts", class_="skip"),
         tag(
             "header",
-            tag("h1", ", ".join(run.title for run in runs)),
+            tag("h1", heading),
             tag("button", "Theme", type="button", id="theme", hidden=True),
         ),
-        _navigation(),
-        tag("main", _sections(runs)),
-        tag("footer", note("Written by ", tag("code", "skyfleet report"), ".")),
+        _navigation(sections),
+        tag("main", body),
+        tag("footer", note("Written by ", tag("code", command), ".")),
         tag("script", script),
     )
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"<!doctype html>\n{tag('html', head, whole, lang='en')}\n"
 
 
 def _sections(runs: Sequence[ReportRun]) -> Html:
@@ -106,8 +116,8 @@ def _sections(runs: Sequence[ReportRun]) -> Html:
     )
 
 
-def _navigation() -> Html:
-    links = [tag("li", tag("a", name, href=f"#{at}")) for at, name in _SECTIONS.items()]
+def _navigation(sections: Mapping[str, str]) -> Html:
+    links = [tag("li", tag("a", name, href=f"#{at}")) for at, name in sections.items()]
     return tag("nav", tag("ul", links), aria_label="Sections")
 
 

@@ -41,7 +41,7 @@ class ReportRun:
     @property
     def mark(self) -> str:
         """`A` for the first of several."""
-        return "" if self.alone else _letters(self.slot)
+        return "" if self.alone else slot_letters(self.slot)
 
     @property
     def title(self) -> str:
@@ -93,7 +93,7 @@ def _read(folder: RunFolder, *, slot: int, alone: bool) -> ReportRun:
     )
 
 
-def _letters(slot: int) -> str:
+def slot_letters(slot: int) -> str:
     """A to Z, then A2 to Z2."""
     round_, letter = divmod(slot, len(ascii_uppercase))
     return ascii_uppercase[letter] + (str(round_ + 1) if round_ else "")

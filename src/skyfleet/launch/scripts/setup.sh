@@ -42,6 +42,8 @@ prepare_data() {
   [[ ${DIFFICULTY:-all} == all ]] || options+=(--difficulty-filter "$DIFFICULTY")
   [[ -z ${MAX_TASKS:-} ]] || options+=(--max-tasks "$MAX_TASKS")
   [[ -z ${EVAL_RATIO:-} ]] || options+=(--eval-ratio "$EVAL_RATIO")
+  # The version of a file of your own is not that of Fleet's dataset.
+  [[ -n ${TASKS_JSON:-} ]] || options+=(--data-version "$DATA_VERSION")
   "$venv/bin/skyfleet" tasks prepare --tasks-json "$source" --output-dir "data/fleet/$name" "${options[@]}"
 }
 

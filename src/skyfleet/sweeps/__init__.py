@@ -1,0 +1,1 @@
+"""Sweeps: runs over the values of keys, data sizes and seeds, compared on one page."""
