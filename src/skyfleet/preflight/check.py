@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import SkyfleetError
@@ -22,6 +22,7 @@ GROUPS: tuple[Group, ...] = (
     "environment",
     "policy",
 )
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -126,9 +127,9 @@ class Problems:
     def __init__(self, *sentences: str) -> None:
         self._sentences = list(sentences)
 
-    def call(self, function: Callable[[], T]) -> T | None:
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
-            return function()
+            return function(*args, **kwargs)
         except Exception as error:
             self._sentences.append(describe_error(error))
             return None

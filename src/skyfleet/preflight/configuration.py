@@ -15,7 +15,7 @@ def check_values(subject: Subject) -> str:
     """All values that keep the configuration from training."""
     config = subject.config
     problems = Problems(*find_unsupported_values(config), *find_untrainable(config))
-    problems.call(lambda: check_algorithm(config))
+    problems.call(check_algorithm, config)
     problems.raise_all()
     return f"trains {config.trainer.policy.model.path} as {config.trainer.run_name}"
 
@@ -33,9 +33,9 @@ def check_names(subject: Subject) -> str:
             build_policy_loss(trainer.algorithm)
 
     problems = Problems()
-    problems.call(lambda: build_advantage_estimator(trainer.algorithm))
+    problems.call(build_advantage_estimator, trainer.algorithm)
     problems.call(build_loss)
-    problems.call(lambda: check_trackers(trainer.logger))
+    problems.call(check_trackers, trainer.logger)
     problems.raise_all()
     algorithm = trainer.algorithm
     return ", ".join((algorithm.advantage_estimator, algorithm.policy_loss_type, *trainer.logger))

@@ -43,14 +43,12 @@ def check_training_tasks(subject: Subject) -> str:
     """They load, suffice for a batch, and name environments and verifiers that can run."""
     config, trainer = subject.config, subject.config.trainer
     tasks = _load(subject)
-    collected = Problems()
-    collected.call(
-        lambda: check_batch_size(tasks, trainer.train_batch_size, trainer.min_samples_per_env)
-    )
-    collected.call(lambda: check_task_classes(config, tasks))
-    collected.call(lambda: check_verifiers(config, tasks))
-    collected.call(lambda: _check_held_out(subject, tasks))
-    collected.raise_all()
+    problems = Problems()
+    problems.call(check_batch_size, tasks, trainer.train_batch_size, trainer.min_samples_per_env)
+    problems.call(check_task_classes, config, tasks)
+    problems.call(check_verifiers, config, tasks)
+    problems.call(_check_held_out, subject, tasks)
+    problems.raise_all()
     by_env = Counter(task.env_key for task in tasks)
     return f"{len(tasks)}: " + ", ".join(f"{n} {env}" for env, n in sorted(by_env.items()))
 
@@ -97,24 +95,18 @@ def check_quarantine(subject: Subject) -> str | None:
 @check("evaluation tasks", "data", timeout_seconds=300)
 def check_evaluation_tasks(subject: Subject) -> str | None:
     """They load and have no task in common with training."""
-    config, collected, counts = subject.config, Problems(), []
+    config, problems, counts = subject.config, Problems(), []
     for name, sources in config.data.eval_sets.items():
-        tasks = collected.call(
-            lambda name=name, sources=sources: load_sources(sources, key=f"data.val_data.{name}")
-        )
+        tasks = problems.call(load_sources, sources, key=f"data.val_data.{name}")
         if tasks is None:
             continue
         counts.append(f"{name} {len(tasks)}")
-        collected.call(lambda tasks=tasks: check_task_classes(config, tasks))
-        collected.call(lambda tasks=tasks: check_verifiers(config, tasks))
+        problems.call(check_task_classes, config, tasks)
+        problems.call(check_verifiers, config, tasks)
         try:
             trained = load_tasks_once(subject)
         except NotCheckedError:
             continue
-        collected.call(
-            lambda name=name, tasks=tasks, trained=trained: check_disjoint(
-                trained, {name: tasks}, allow=config.data.allow_overlap
-            )
-        )
-    collected.raise_all()
+        problems.call(check_disjoint, trained, {name: tasks}, allow=config.data.allow_overlap)
+    problems.raise_all()
     return ", ".join(counts) or None

@@ -16,6 +16,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import require_torch
 from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
 from skyfleet.preflight.data import load_tasks_once
+from skyfleet.storage.local import find_existing_folder
 from skyfleet.trainer.available_memory import format_gib
 from skyfleet.trainer.tasks import build_schedule
 
@@ -142,7 +143,7 @@ def check_disk(subject: Subject) -> str:
     require_torch()
     config = subject.config
     needed, n_kept, size = estimate_disk_bytes(subject)
-    root = find_existing(Path(config.trainer.ckpt_path))
+    root = find_existing_folder(Path(config.trainer.ckpt_path))
     held = _measure(Path(config.trainer.ckpt_path))
     free = shutil.disk_usage(root).free
     what = f"{n_kept} checkpoints of {format_gib(size)}"
@@ -194,12 +195,6 @@ def _count_saves(subject: Subject) -> tuple[int, int]:
     schedule = build_schedule(subject.config, n_tasks=n_tasks)
     steps = range(schedule.total_steps + 1)
     return sum(map(schedule.saves_at, steps)) + 1, sum(map(schedule.exports_at, steps))
-
-
-def find_existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists."""
-    path = path.expanduser().absolute()
-    return next(one for one in (path, *path.parents) if one.exists())
 
 
 def _measure(folder: Path) -> int:

@@ -15,7 +15,7 @@ from skyfleet.envs.registry import env_factory
 from skyfleet.errors import EngineError, require_torch
 from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
 from skyfleet.preflight.data import load_tasks_once
-from skyfleet.preflight.machine import find_existing
+from skyfleet.storage.local import find_existing_folder
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.available_memory import format_gib
 
@@ -76,7 +76,7 @@ async def _write_and_read(subject: Subject, tasks: list[Task]) -> str:
     from skyfleet.trainer.load_policy import load_policy_model
 
     config = subject.config
-    root = find_existing(Path(config.trainer.ckpt_path))
+    root = find_existing_folder(Path(config.trainer.ckpt_path))
     policy_model = await load_policy_model(config, tasks, env_factory(config))
     learner = build_learner(config, policy_model, lambda: Path(), total_steps=1)
     try:

@@ -9,7 +9,7 @@ from uuid import uuid4
 from skyfleet.errors import SkyfleetError, require_torch
 from skyfleet.preflight.check import CheckFailedError, Subject, check
 from skyfleet.preflight.keys import list_buckets
-from skyfleet.preflight.machine import find_existing
+from skyfleet.storage.local import find_existing_folder
 from skyfleet.storage.store import delete_bytes, read_bytes, write_bytes
 
 _CONTENT = b"skyfleet preflight"
@@ -26,7 +26,7 @@ def check_folders(subject: Subject) -> str:
     }
     problems, start = [], None
     for key, value in folders.items():
-        root = find_existing(Path(value))
+        root = find_existing_folder(Path(value))
         try:
             # A folder of our own, so that nothing of the run's is touched.
             with TemporaryDirectory(prefix=".preflight-", dir=root) as folder:
