@@ -73,7 +73,7 @@ async def serve_services() -> AsyncIterator[str]:
 
 PLANTED = {
     "configuration": "trainer.strategy='megatron' does not run",
-    "estimator, loss and trackers": "no_such:estimator' cannot be imported",
+    "estimator and loss": "no_such:estimator' cannot be imported",
     "FLEET_API_KEY": "rejects FLEET_API_KEY (401); export a valid key",
     "WANDB_API_KEY": "rejects WANDB_API_KEY; export a valid key",
     "AWS credentials": "data.val_data.remote is in S3, and AWS_SECRET_ACCESS_KEY is not set",

@@ -15,7 +15,7 @@ from skyfleet.storage.store import delete_bytes, read_bytes, write_bytes
 _CONTENT = b"skyfleet preflight"
 
 
-@check("run folders", "storage")
+@check("run folders", "machine")
 def check_folders(subject: Subject) -> str:
     """Every folder that the run writes to; and no other run holds them."""
     trainer = subject.config.trainer
