@@ -127,6 +127,7 @@ def test_a_run_without_a_plan_and_a_damaged_plan_are_explained(run: RunFolder) -
     with pytest.raises(ConfigError, match=r"has no plan.json; run `skyfleet plan`"):
         compare_plan(open_run(run.path))
     (run.path / PLAN).write_text("{}")
+    assert "the plan is not compared: " in build_report_page([run])
     with pytest.raises(RecordError, match="run `skyfleet plan` again"):
         read_plan(run.path / PLAN)
 

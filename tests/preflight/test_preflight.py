@@ -207,6 +207,18 @@ def test_a_check_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.M
     assert "no answer within 0.1 s" in results[0].detail
 
 
+def test_rows_that_depend_on_a_fault_are_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLEET_API_KEY", raising=False)
+    config = small_config(tmp_path, "environment.env_class=fleet_task")
+    results = run_preflight(config, skip=["configuration", "machine", "storage", "data", "policy"])
+    found = {result.name: result for result in results}
+    assert "set FLEET_API_KEY" in found["FLEET_API_KEY"].detail
+    assert found["environment opened"].outcome is Outcome.FAILED
+    assert {found[name].outcome for name in ("tool called", "graded")} == {Outcome.NOT_CHECKED}
+
+
 async def test_valid_keys_are_accepted_by_their_services(tmp_path: Path) -> None:
     alerts = SimpleNamespace(slack_channel="runs")
     config: Any = SimpleNamespace(trainer=SimpleNamespace(logger=["wandb"], alerts=alerts))

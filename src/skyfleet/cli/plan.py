@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.cli.arguments import ConfigArgs, config_from
+from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.terminal import print
 
@@ -74,9 +75,11 @@ def _measure(config: RunConfig, *, steps: int, eval_episodes: int) -> RunPlan:
     def report(line: str) -> None:
         print(f"plan: {line}", flush=True)
 
-    return run_loop(
-        plan_run(config, n_steps=steps, eval_episodes=eval_episodes, on_progress=report)
-    )
+    planning = plan_run(config, n_steps=steps, eval_episodes=eval_episodes, on_progress=report)
+    try:
+        return run_loop(cancel_on_ctrl_c(planning))
+    except KeyboardInterrupt:
+        exit_interrupted(lambda: "Interrupted. Nothing was written.")
 
 
 def _add_prices(plan: RunPlan, gpus: str, dollars_per_hour: float) -> RunPlan:

@@ -57,7 +57,7 @@ def check_tool(subject: Subject) -> str:
         names.append(f"{played.env_key}: {call.name}{' (an error)' if reply.is_error else ''}")
         return None
 
-    _raise_problems(_opened(_play_once(subject)), judge)
+    _raise_problems(_list_opened(subject), judge)
     return ", ".join(names)
 
 
@@ -66,7 +66,7 @@ def check_graded(subject: Subject) -> str:
     def judge(played: Trajectory) -> str | None:
         return None if played.grade is not None else _describe_failure(played)
 
-    episodes = {key: one for key, one in _opened(_play_once(subject)).items() if one.turns}
+    episodes = {key: one for key, one in _list_opened(subject).items() if one.turns}
     if not episodes:
         raise NotCheckedError("no environment answered a tool call; see the row above")
     _raise_problems(episodes, judge)
@@ -133,7 +133,14 @@ class _OneCall:
         return Message(role="assistant", tool_calls=(call,))
 
 
-def _opened(episodes: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
+def _list_opened(subject: Subject) -> dict[str, Trajectory]:
+    """The episodes whose environment was opened; why others were not is in the row above."""
+    try:
+        episodes = _play_once(subject)
+    except NotCheckedError:
+        raise
+    except Exception:
+        episodes = {}
     opened = {key: one for key, one in episodes.items() if one.prompt}
     if not opened:
         raise NotCheckedError("no environment was opened; see the row above")

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -20,6 +21,9 @@ from skyfleet.storage.local import find_existing_folder
 from skyfleet.trainer.available_memory import format_gib
 from skyfleet.trainer.tasks import build_schedule
 
+if TYPE_CHECKING:
+    from skyfleet.models.shape import ModelShape
+
 _SMI = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
 _SMI_SECONDS = 30
 
@@ -27,7 +31,12 @@ _SMI_SECONDS = 30
 @check("versions", "machine")
 def check_versions(subject: Subject) -> str:
     """Python and every package that this configuration needs, against skyfleet's own requirements."""
-    own = distribution("skyfleet")
+    try:
+        own = distribution("skyfleet")
+    except PackageNotFoundError:
+        raise NotCheckedError(
+            "skyfleet runs from a source tree that is not installed; pip install -e . in it"
+        ) from None
     wanted = SpecifierSet(own.metadata["Requires-Python"] or "")
     problems = []
     if platform.python_version() not in wanted:
@@ -158,7 +167,7 @@ def check_disk(subject: Subject) -> str:
 
 def estimate_disk_bytes(subject: Subject) -> tuple[int, int, int]:
     """Bytes that the run writes and keeps, the number of checkpoints, and the size of one."""
-    from skyfleet.learner.policy_model import choose_dtype, rope_overrides
+    from skyfleet.learner.policy_model import rope_overrides
     from skyfleet.models.shape import read_model_shape
 
     config = subject.config
@@ -167,23 +176,37 @@ def estimate_disk_bytes(subject: Subject) -> tuple[int, int, int]:
     shape = read_model_shape(policy.model.path, changes, lora=policy.model.lora)
     if shape is None:
         raise NotCheckedError("the model's shape is unknown; see the row of the model")
-    import torch
-
-    on_gpu = trainer.device == "cuda" or (trainer.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda" if on_gpu else "cpu")
-    itemsize = choose_dtype(trainer.bf16, device).itemsize
+    itemsize = _read_itemsize(config)
     weights = shape.n_parameters * itemsize
-    if (
-        shape.n_adapter_parameters
-    ):  # float32, with Adam's two moments; the merged weights beside them
-        size = weights + 12 * shape.n_adapter_parameters
-    else:
-        size = weights + shape.n_parameters * (8 if itemsize == 4 else 12)
+    size = weights + _count_optimizer_bytes(shape, itemsize)
+    if (path := trainer.critic.model.path) is not None:
+        same = path == policy.model.path
+        critic = shape if same else read_model_shape(path, {})
+        if critic is not None:
+            size += critic.n_parameters * (itemsize + (8 if itemsize == 4 else 12))
     n_saves, n_exports = _count_saves(subject)
     # Those of step 0, of the best step and of the KL reference stay; one more is being written.
     keep = trainer.max_ckpts_to_keep
     n_kept = n_saves if keep < 0 else min(n_saves, keep + 3)
     return (n_kept + 1) * size + n_exports * weights, n_kept, size
+
+
+def _count_optimizer_bytes(shape: ModelShape, itemsize: int) -> int:
+    """Adam's two moments, and float32 copies of weights that are not; adapters beside merged weights."""
+    if shape.n_adapter_parameters:
+        return 12 * shape.n_adapter_parameters
+    return shape.n_parameters * (8 if itemsize == 4 else 12)
+
+
+def _read_itemsize(config: RunConfig) -> int:
+    """Bytes per weight, on the device that the configuration names, even if it is not here."""
+    import torch
+
+    from skyfleet.learner.policy_model import choose_dtype
+
+    trainer = config.trainer
+    on_gpu = trainer.device == "cuda" or (trainer.device == "auto" and torch.cuda.is_available())
+    return choose_dtype(trainer.bf16, torch.device("cuda" if on_gpu else "cpu")).itemsize
 
 
 def _count_saves(subject: Subject) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.run_plan import PLAN
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import TaskError
+from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
@@ -123,7 +123,10 @@ def write_run_report(folder: Path) -> None:
     """Write report.html, and plan.md beside a plan; a failure is logged, because training succeeded."""
     try:
         if (folder / PLAN).is_file():
-            write_atomically(folder / PLAN_TABLE, compare_plan(open_run(folder)).to_text() + "\n")
+            write_atomically(folder / PLAN_TABLE, f"{compare_plan(open_run(folder)).to_text()}\n")
+    except SkyfleetError as error:
+        logger.warning("the run is not compared with its plan: %s", error)
+    try:
         write_report([open_run(folder)], folder / REPORT)
     except Exception as error:
         logger.warning("cannot write the report: %s; try `skyfleet report %s`", error, folder)

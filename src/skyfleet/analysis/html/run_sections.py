@@ -28,7 +28,7 @@ from skyfleet.analysis.plan_comparison import compare_plan, format_interval, for
 from skyfleet.analysis.run_plan import PLAN
 from skyfleet.config.keys import diff, dump_yaml, flatten
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import TaskError
+from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.storage.store import is_remote, sibling_address
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest
@@ -88,7 +88,10 @@ def phase_section(runs: Sequence[ReportRun]) -> Html:
 
 def _plan_table(run: ReportRun) -> Html:
     """What `skyfleet plan` expected, beside what the run took."""
-    compared = compare_plan(run.folder)
+    try:
+        compared = compare_plan(run.folder)
+    except SkyfleetError as error:
+        return note(f"{run.title}: the plan is not compared: {error}")
     head = columns(*("Quantity", "Plan", "95 % interval", "Run", "Plan - run"), text=("Quantity",))
     rows = [
         (
