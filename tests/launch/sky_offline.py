@@ -41,7 +41,7 @@ def _catalog(cloud: str, price: float) -> str:
         name = f"{gpu}-SXM" if cloud == "runpod" and gpu != "B200" else gpu
         for count in (1, 2, 4, 8):
             cost = price * factor * count
-            info = f"{{'Gpus': [{{'Name': '{name}'}}]}}"
+            info = f"{{'Gpus': [{{'Name': '{name}', 'MemoryInfo': {{'SizeInMiB': 81920}}}}]}}"
             instance = f"{count}x_{name}"
             if cloud == "nebius":  # SkyPilot chooses the image by this name
                 instance = f"gpu-{gpu.lower()}-sxm_{count}gpu-{16 * count}vcpu-{200 * count}gb"
@@ -108,6 +108,13 @@ def check(path: Path) -> dict[str, Any]:
     }
 
 
+def list_hourly(gpus: str) -> list[tuple[str, float]]:
+    from skyfleet.launch.prices import list_prices
+    from skyfleet.launch.resources import parse_gpus
+
+    return [(price.cloud, price.dollars_per_hour) for price in list_prices(parse_gpus(gpus))]
+
+
 def _load(text: str) -> dict[str, Any]:
     import yaml
 
@@ -118,4 +125,5 @@ def _load(text: str) -> dict[str, Any]:
 if __name__ == "__main__":
     write_catalogs(Path(os.environ["HOME"]))
     results = {name: check(Path(name)) for name in sys.argv[1:]}
+    results["prices"] = {gpus: list_hourly(gpus) for gpus in ("H200:1", "H100:8")}
     sys.stdout.write("\nRESULT " + json.dumps(results) + "\n")

@@ -17,6 +17,7 @@ import pytest
 from skyfleet.errors import ConfigError
 from skyfleet.launch import sky as launch_sky
 from skyfleet.launch.plan import LaunchOptions, plan_launch
+from skyfleet.launch.prices import find_gpu
 from skyfleet.launch.resources import (
     CLOUDS_WITHOUT_AUTODOWN,
     CLOUDS_WITHOUT_NODES,
@@ -98,6 +99,38 @@ def test_skypilot_plans_spot_machines_several_nodes_and_a_single_cloud(
     assert spot["hourly"] == pytest.approx(2.0 * 1.3 * 8 / 2)
     assert (nodes["num_nodes"], nodes["best"]) == (2, "lambda")
     assert prime["clouds"] == ["primeintellect"]
+
+
+@needs_sky
+def test_prices_come_from_skypilots_catalogue_cheapest_cloud_first(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    prices = results["prices"]
+    assert [cloud for cloud, _ in prices["H200:1"]] == [
+        "primeintellect",
+        "vast",
+        "runpod",
+        "lambda",
+        "nebius",
+    ]
+    assert prices["H200:1"][0][1] == pytest.approx(2.0 * 1.3)
+    assert prices["H100:8"][0][1] == pytest.approx(2.0 * 8)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("2 CPU cores, x86_64", None),
+    ],
+)
+def test_torchs_name_of_a_gpu_finds_its_name_in_the_catalogue(device: str, gpu: str | None) -> None:
+    assert find_gpu(device) == gpu
 
 
 @needs_sky

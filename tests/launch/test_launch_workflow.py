@@ -31,6 +31,9 @@ SECRETS = {
 }
 
 
+EMPTY = dict.fromkeys(("ENV_KEY", "MAX_TASKS", "EVAL_RATIO", "DATA_VERSION"), "")
+
+
 def find_program(name: str) -> str:
     """On PATH, or beside this Python."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent)) or ""
@@ -85,6 +88,7 @@ def run_preflight(step: str, tmp_path: Path, **variables: str) -> tuple[int, str
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", found["run"]],
         env={**base, "MODALITY": "tool_use", **files, **empty, **variables},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
     )
@@ -111,6 +115,32 @@ def test_preflight_names_every_missing_secret_at_once_and_no_value(tmp_path: Pat
     assert "fleet-secret" not in output
     rest = dict.fromkeys([*missing.split(), "RUNPOD_API_KEY"], "value")
     assert run_preflight(step, tmp_path, **given, **rest)[0] == 0
+
+
+def test_preflight_tries_the_configuration_of_the_task_file_on_the_prepared_data(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "skyfleet"
+    program.write_text('#!/bin/bash\nprintf "%s|" "$@"; echo\n')
+    program.chmod(0o755)
+    (tmp_path / "tasks").symlink_to(ROOT / "tasks")
+    for name in ("tool_use", "computer_use"):
+        (tmp_path / "data/fleet" / name).mkdir(parents=True)
+        (tmp_path / "data/fleet" / name / "train.parquet").touch()
+    step = "Prepare the dataset, and try the keys, the data and one task per environment"
+    for task, modality, config in (
+        ("openenv-fleet-grpo", "both", "fleet_both"),
+        ("openenv-fleet-grpo-qwen3-8b", "tool_use", "fleet_qwen3_8b"),
+    ):
+        given = {"TASK_NAME": task, "MODALITY": modality, "DIFFICULTY": "all", "RUN_NAME": "r"}
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        code, output, _ = run_preflight(step, tmp_path, PATH=path, **given, **EMPTY)
+        *prepared, tried = output.splitlines()
+        assert code == 0
+        assert len(prepared) == 1 + (modality == "both")
+        assert tried.startswith(f"preflight|{config}|--skip|machine,policy|trainer.run_name=r|")
+        files = tried.split("data.train_data=")[1].split("|")[0]
+        assert files.count("train.parquet") == len(prepared)
 
 
 def find_shell_blocks() -> list[tuple[str, str]]:

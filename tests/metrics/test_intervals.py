@@ -17,6 +17,7 @@ from skyfleet.metrics.intervals import (
     paired_difference,
     pass_at_k,
     pass_hat_k,
+    repeated_mean,
     wilson,
 )
 
@@ -183,3 +184,11 @@ def test_pass_at_k_and_pass_hat_k_are_shares_of_all_draws(n: int) -> None:
 def test_impossible_counts_raise(n: int, c: int, k: int) -> None:
     with pytest.raises(ValueError, match=f"n={n}, c={c}, k={k}"):
         pass_at_k(n, c, k)
+
+
+def test_repeated_measurements_have_students_interval() -> None:
+    """Mean 2, standard deviation 1, t of two degrees of freedom 4.303: 2 +- 4.303 / sqrt(3)."""
+    low, high = repeated_mean([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((0.0, 4.4842), abs=1e-3)
+    assert repeated_mean([9.0, 10.0, 11.0]) == pytest.approx((7.5158, 12.4842), abs=1e-3)
+    assert repeated_mean([5.0]) == (5.0, 5.0)

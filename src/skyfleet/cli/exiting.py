@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 from skyfleet.streams import restore_streams
 
@@ -15,6 +16,11 @@ def exit_stuck(code: str | int | None) -> None:
     event_loop = sys.modules.get("skyfleet.envs.event_loop")  # unless no episode was played
     if event_loop is None or not event_loop.has_stuck_code():
         return
+    exit_at_once(code)
+
+
+def exit_at_once(code: str | int | None) -> NoReturn:
+    """Exit after what is registered for the exit, whatever still runs in other threads."""
     restore_streams()
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")

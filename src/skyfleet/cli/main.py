@@ -18,6 +18,8 @@ from skyfleet.cli.exiting import exit_stuck
 from skyfleet.cli.import_dumps import import_dumps_command
 from skyfleet.cli.launch import launch_command
 from skyfleet.cli.log import log_command
+from skyfleet.cli.plan import plan_command
+from skyfleet.cli.preflight import preflight_command
 from skyfleet.cli.presets import presets_command
 from skyfleet.cli.replay import replay_command
 from skyfleet.cli.report import report_command
@@ -55,6 +57,8 @@ def options(
         raise typer.Exit
 
 
+app.command("plan")(plan_command)
+app.command("preflight")(preflight_command)
 app.command("train")(train_command)
 app.command("sweep")(sweep_command)
 app.command("evaluate")(evaluate_command)

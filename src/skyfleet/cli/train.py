@@ -39,6 +39,8 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     if result.table:
         print(f"\n{result.table}")
     folder = config.trainer.run_path
+    if (plan := Path(folder) / "plan.md").is_file():
+        print(f"Plan and reality:\n\n{plan.read_text(encoding='utf-8')}")
     print(
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
         f"Its report: {folder}/report.html. Its episodes: skyfleet view {folder}"

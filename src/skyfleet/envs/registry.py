@@ -74,6 +74,12 @@ def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:
             checked.add(name)
 
 
+def uses_fleet(config: RunConfig) -> bool:
+    """Whether an environment of the run is Fleet's, which needs FLEET_API_KEY."""
+    classes = {config.environment.env_class, *config.environment.env_classes.values()}
+    return not classes.isdisjoint(_FLEET_CLASSES)
+
+
 def is_remote_env(config: RunConfig, env_key: str) -> bool:
     """Whether episodes of this env_key run on somebody's server."""
     environment = config.environment

@@ -9,6 +9,7 @@ from typing import Any
 
 from skyfleet.config.loading import load_config_file, preset_names
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError
 from skyfleet.launch.resources import (
     build_resources,
@@ -22,7 +23,6 @@ from skyfleet.launch.secrets import (
     SecretNames,
     find_secret_names,
     reject_literal_secrets,
-    uses_fleet,
 )
 from skyfleet.launch.task_file import (
     DEFAULT_VARIABLES,

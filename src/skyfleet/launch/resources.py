@@ -108,8 +108,12 @@ def takes_itself_down(clouds: Sequence[str]) -> bool:
 
 
 def _on_cloud(cloud: str, gpus: Gpus) -> dict[str, Any]:
-    name = _RUNPOD_NAMES.get(gpus.name, gpus.name) if cloud == "runpod" else gpus.name
-    return {"infra": cloud, "accelerators": f"{name}:{gpus.count}"}
+    return {"infra": cloud, "accelerators": f"{name_on_cloud(cloud, gpus)}:{gpus.count}"}
+
+
+def name_on_cloud(cloud: str, gpus: Gpus) -> str:
+    """What the cloud's catalogue calls these GPUs."""
+    return _RUNPOD_NAMES.get(gpus.name, gpus.name) if cloud == "runpod" else gpus.name
 
 
 def estimate_disk_gb(config: RunConfig, *, uploads: bool) -> int:

@@ -12,6 +12,7 @@ import yaml
 
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError
 from skyfleet.redaction import MARK
 
@@ -46,11 +47,6 @@ def find_secret_names(config: RunConfig, *, wandb: bool) -> SecretNames:
     names = tuple(dict.fromkeys(required))
     optional = tuple(name for name in OPTIONAL_SECRETS if name not in names)
     return SecretNames(required=names, optional=optional)
-
-
-def uses_fleet(config: RunConfig) -> bool:
-    classes = {config.environment.env_class, *config.environment.env_classes.values()}
-    return bool(classes & {"fleet_task", "openenv_fleet"})
 
 
 def reject_literal_secrets(config: RunConfig) -> None:

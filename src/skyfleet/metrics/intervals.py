@@ -91,6 +91,19 @@ def paired_difference(differences: Sequence[float], *, confidence: float = 0.95)
     return max(-1.0, mean - distance(-cubes)), min(1.0, mean + distance(cubes))
 
 
+def repeated_mean(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean of repeated measurements, such as seconds; never below 0.
+
+    A single measurement says nothing about its spread: both ends are its value.
+    """
+    n, mean = len(values), fmean(values)
+    if n == 1:
+        return mean, mean
+    squares = sum((value - mean) ** 2 for value in values)
+    half = _students_t(n, confidence) * sqrt(squares / (n - 1) / n)
+    return max(0.0, mean - half), mean + half
+
+
 def _moments(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean, and the sums of the squared and cubed deviations from it."""
     mean = fmean(values)

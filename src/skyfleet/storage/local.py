@@ -43,6 +43,12 @@ def make_folder(folder: Path) -> None:
             sync_folder(path.parent)
 
 
+def find_existing_folder(path: Path) -> Path:
+    """The path, or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable: files created, renamed and removed."""
     try:

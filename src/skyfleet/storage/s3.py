@@ -36,6 +36,13 @@ def write_object(address: str, data: bytes) -> None:
         _client().put_object(Bucket=bucket, Key=key, Body=data)
 
 
+def delete_object(address: str) -> None:
+    """Remove an object; one that does not exist is no error."""
+    bucket, key = _parse_address(address)
+    with _with_address(address):
+        _client().delete_object(Bucket=bucket, Key=key)
+
+
 def _read_whole(bucket: str, key: str) -> bytes:
     """Read an object; boto3 retries only until the body starts, so an interrupted body is retried here."""
     from botocore.exceptions import HTTPClientError, IncompleteReadError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from skyfleet.storage.local import write_atomically
-from skyfleet.storage.s3 import SCHEME, read_object, write_object
+from skyfleet.storage.s3 import SCHEME, delete_object, read_object, write_object
 
 
 def is_remote(address: Path | str) -> bool:
@@ -27,6 +27,14 @@ def write_bytes(address: Path | str, data: bytes) -> None:
     path = Path(address)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
+
+
+def delete_bytes(address: Path | str) -> None:
+    """Remove a file or an object; one that does not exist is no error."""
+    if is_remote(address):
+        delete_object(str(address))
+        return
+    Path(address).unlink(missing_ok=True)
 
 
 def sibling_address(address: Path | str, name: str) -> str:

@@ -44,6 +44,8 @@ class MemoryPlan:
 
     held: tuple[Part, ...]
     phases: tuple[tuple[Part, ...], ...]
+    phase_names: tuple[str, ...] = ()
+    """Of a training run, one per phase."""
 
     @property
     def peak_parts(self) -> tuple[Part, ...]:
@@ -102,17 +104,20 @@ def plan_training(config: RunConfig, models: Models, *, rows: int) -> MemoryPlan
     n_trained = policy.n_adapter_parameters or policy.n_parameters
     gradients = Part(name="gradients", n_bytes=4 * n_trained, remedy=_USE_LORA)
     update = (gradients, _activations(config, models, policy), _logits(config, models, policy))
-    phases = [tuple(generation), update]
+    phases, names = [tuple(generation), update], ["rollouts", "update"]
     if _offloads(models, config.trainer.policy.optimizer_config):
         phases.append((gradients, _onloaded(models, policy, remedy=_USE_LORA)))
+        names.append("optimizer step")
     if (critic := models.critic) is not None:
         gradients = Part(
             name="gradients of the critic", n_bytes=4 * critic.n_parameters, remedy=_NO_CRITIC
         )
         phases.append((gradients, _activations(config, models, critic)))
+        names.append("critic update")
         if _offloads(models, config.trainer.critic.optimizer_config):
             phases.append((gradients, _onloaded(models, critic, remedy=_NO_CRITIC)))
-    return MemoryPlan(held=tuple(held), phases=tuple(phases))
+            names.append("critic optimizer step")
+    return MemoryPlan(held=tuple(held), phases=tuple(phases), phase_names=tuple(names))
 
 
 def plan_inference(config: RunConfig, models: Models, *, rows: int) -> MemoryPlan:

@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from skyfleet.analysis.html.page import write_report
+from skyfleet.analysis.plan_comparison import compare_plan
 from skyfleet.analysis.run_folder import open_run
+from skyfleet.analysis.run_plan import PLAN
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import TaskError
+from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
@@ -29,6 +32,7 @@ from skyfleet.trainer.resuming import (
     hold_run_folders,
     prepare_folders,
 )
+from skyfleet.trainer.usage import record_usage
 
 if TYPE_CHECKING:
     from skyfleet.trainer.assemble import GivenObjects
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPORT = "report.html"
+REPORT, PLAN_TABLE = "report.html", "plan.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ async def open_training_run(
     `on_progress` gets one line per set-up step. A configuration error leaves the run directory
     unchanged. No other process can open the run until it is closed.
     """
-    folder = Path(config.trainer.run_path)
+    folder, start = Path(config.trainer.run_path), perf_counter()
     async with hold_run_folders(config, on_progress) as locks:
         checkpoint = prepare_folders(config)
         if sentence := describe_start(config, checkpoint):
@@ -102,14 +106,26 @@ async def open_training_run(
                     last_step = run.state.step if checkpoint else -1
                     discard_replayed_steps(folder, last_step)
                     run.checker.resume(last_step)
+                from_step = run.state.step
                 with tuned_gc():
                     yield run
+                record_usage(
+                    folder,
+                    from_step=from_step,
+                    to_step=run.state.step,
+                    seconds=perf_counter() - start,
+                )
             finally:
                 await run.close()
 
 
 def write_run_report(folder: Path) -> None:
-    """Write report.html; a failure is logged, because the training itself succeeded."""
+    """Write report.html, and plan.md beside a plan; a failure is logged, because training succeeded."""
+    try:
+        if (folder / PLAN).is_file():
+            write_atomically(folder / PLAN_TABLE, f"{compare_plan(open_run(folder)).to_text()}\n")
+    except SkyfleetError as error:
+        logger.warning("the run is not compared with its plan: %s", error)
     try:
         write_report([open_run(folder)], folder / REPORT)
     except Exception as error:

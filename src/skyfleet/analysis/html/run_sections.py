@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from skyfleet.analysis.advice import suggest_next_steps
+from skyfleet.analysis.formatting import NOTHING
 from skyfleet.analysis.html.bars import share_cell
 from skyfleet.analysis.html.charts import Point, Series, line_chart
 from skyfleet.analysis.html.curves import run_legend, value_range
@@ -23,9 +24,11 @@ from skyfleet.analysis.html.elements import (
 )
 from skyfleet.analysis.html.formatting import SECONDS, count, format_value, number, percent, seconds
 from skyfleet.analysis.html.page_data import ComparisonTable, ReportRun, RunFindings
+from skyfleet.analysis.plan_comparison import compare_plan, format_interval, format_quantity
+from skyfleet.analysis.run_plan import PLAN
 from skyfleet.config.keys import diff, dump_yaml, flatten
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import TaskError
+from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.storage.store import is_remote, sibling_address
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest
@@ -79,6 +82,30 @@ def phase_section(runs: Sequence[ReportRun]) -> Html:
         tag("h3", "Seconds per step"),
         run_legend(runs),
         grid(_phase_charts(timed), span=3),
+        [_plan_table(run) for run in timed if (run.folder.path / PLAN).is_file()],
+    )
+
+
+def _plan_table(run: ReportRun) -> Html:
+    """What `skyfleet plan` expected, beside what the run took."""
+    try:
+        compared = compare_plan(run.folder)
+    except SkyfleetError as error:
+        return note(f"{run.title}: the plan is not compared: {error}")
+    head = columns(*("Quantity", "Plan", "95 % interval", "Run", "Plan - run"), text=("Quantity",))
+    rows = [
+        (
+            row.name,
+            format_quantity(row.planned.value, row.unit),
+            format_interval(row.planned, row.unit),
+            NOTHING if row.actual is None else format_quantity(row.actual, row.unit),
+            NOTHING if row.difference is None else f"{100 * row.difference:+.0f} %",
+        )
+        for row in compared.rows
+    ]
+    return join(
+        table(f"{run.title}: plan and reality", head, rows),
+        note(" ".join([compared.summarize(), *compared.notes])),
     )
 
 

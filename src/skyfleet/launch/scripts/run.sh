@@ -47,8 +47,8 @@ while IFS= read -r override; do
   [[ -z $override ]] || arguments+=("$override")
 done <<<"${OVERRIDES:-}"
 
-# With PREFLIGHT=1 a missing key, bucket or GPU is found in a minute instead of after the model is loaded.
-if [[ ${PREFLIGHT:-1} == 1 ]] && "$venv/bin/skyfleet" preflight --help >/dev/null 2>&1; then
+# All that is missing, such as a key, a bucket or a GPU, is named at once, before the trainer starts.
+if [[ ${PREFLIGHT:-1} == 1 ]]; then
   "$venv/bin/skyfleet" preflight "${arguments[@]}"
 fi
 

@@ -1,0 +1,1 @@
+"""Preflight: everything that a run needs, tried once before the run starts."""
