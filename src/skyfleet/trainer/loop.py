@@ -136,6 +136,7 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
     if renews_reference:
         run.learner.renew_reference()
     export_policy(run, step)
+    run.uploads.publish(step)
     return row
 
 

@@ -1,0 +1,72 @@
+"""CheckpointUploads: upload checkpoints in the background, and delete local copies that are uploaded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+
+from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.checkpoints.checkpoint import Checkpoint
+from skyfleet.checkpoints.resume import list_complete_checkpoints
+from skyfleet.storage.local import discard
+from skyfleet.storage.transfer import Check
+from skyfleet.storage.upload_queue import UploadQueue
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointUploads:
+    """Uploads the checkpoints of one folder, the newest first.
+
+    `list_records` names the run's records, relative to `run_folder`; they are uploaded with every
+    checkpoint, before its manifest.
+    """
+
+    def __init__(
+        self,
+        bucket: BucketCheckpoints,
+        root: Path,
+        *,
+        run_folder: Path,
+        list_records: Callable[[], list[str]],
+    ) -> None:
+        self.bucket, self.root = bucket, root
+        self.queue = UploadQueue("checkpoint")
+        self._run_folder, self._list_records = run_folder, list_records
+        self._uploaded: set[int] = set()
+
+    def start(self) -> None:
+        """Upload what an earlier process has left; what is complete in the bucket costs one request."""
+        for checkpoint in list_complete_checkpoints(self.root):
+            self.submit(checkpoint)
+
+    def submit(self, checkpoint: Checkpoint) -> None:
+        self._uploaded.discard(checkpoint.step)
+        self.queue.put(checkpoint.step, partial(self._upload, checkpoint), priority=checkpoint.step)
+
+    @property
+    def pending_steps(self) -> list[int]:
+        return [step for step in self.queue.pending if isinstance(step, int)]
+
+    def remove_uploaded(self, *, protect: Collection[int] = ()) -> None:
+        """Delete local copies whose upload is complete, except the newest and those in `protect`.
+
+        Not from the upload's thread: a checkpoint that is being saved sweeps the same folder.
+        """
+        local = sorted(list_complete_checkpoints(self.root), key=lambda c: c.step)
+        kept = {*protect, *self.pending_steps}
+        for checkpoint in local[:-1]:
+            if checkpoint.step in self._uploaded and checkpoint.step not in kept:
+                try:
+                    discard(checkpoint.folder)
+                except OSError as error:
+                    logger.warning("the uploaded %s was not removed: %s", checkpoint.folder, error)
+
+    def _upload(self, checkpoint: Checkpoint, check: Check) -> None:
+        self.bucket.upload(checkpoint, before_manifest=self._upload_records, check=check)
+        self._uploaded.add(checkpoint.step)
+
+    def _upload_records(self) -> None:
+        self.bucket.upload_records(self._run_folder, self._list_records())
