@@ -146,7 +146,7 @@ def test_names_in_a_manifest_do_not_leave_the_folder(tmp_path: Path) -> None:
 
 
 def make_uploads(bucket: BucketCheckpoints, root: Path) -> CheckpointUploads:
-    return CheckpointUploads(bucket, root, run_folder=root, list_records=lambda: [])
+    return CheckpointUploads(bucket, root, run_folder=root, list_records=list)
 
 
 def wait(uploads: CheckpointUploads) -> None:

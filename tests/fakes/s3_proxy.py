@@ -48,7 +48,7 @@ def break_requests(endpoint: str, fault: Fault) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer.content)
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -170,7 +170,12 @@ def has_credentials(address: str) -> bool:
 
 
 def open_place(
-    address: str, *, needs_key: bool = True, checksum: bool = False, attempts: int | None = None
+    address: str,
+    *,
+    needs_key: bool = True,
+    checksum: bool = False,
+    attempts: int | None = None,
+    request_seconds: float = _REQUEST_SECONDS,
 ) -> Place:
     """The store and key of an address; with `checksum`, S3 checks a SHA-256 of all it receives."""
     import_obstore()
@@ -189,13 +194,18 @@ def open_place(
     )
     attempts = MAX_ATTEMPTS if attempts is None else attempts
     with explain_errors(address):
-        store = _open_bucket(scheme, bucket, checksum, attempts, environment)
+        store = _open_bucket(scheme, bucket, checksum, attempts, request_seconds, environment)
     return Place(store=store, key=key.strip("/"))
 
 
 @lru_cache(maxsize=64)
 def _open_bucket(
-    scheme: str, bucket: str, checksum: bool, attempts: int, environment: frozenset[Any]
+    scheme: str,
+    bucket: str,
+    checksum: bool,
+    attempts: int,
+    request_seconds: float,
+    environment: frozenset[Any],
 ) -> ObjectStore:
     """`environment` is part of the key: changed credentials open another store."""
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -203,7 +213,7 @@ def _open_bucket(
     client: Any = {
         "allow_http": True,  # of an endpoint that the user names
         "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-        "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        "timeout": timedelta(seconds=request_seconds),
     }
     retries: Any = {
         "max_retries": attempts - 1,
@@ -219,7 +229,7 @@ def _open_bucket(
     if scheme == "az":
         return AzureStore(bucket, client_options=client, retry_config=retries)
     profile = read_aws_profile()
-    settings = {
+    settings: Any = {
         **profile.pop("config", {}),
         **({"checksum_algorithm": "SHA256"} if checksum else {}),
     }

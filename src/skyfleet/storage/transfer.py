@@ -26,6 +26,7 @@ from skyfleet.storage.objects import (
 
 _PARTS = 4
 _PART_BYTES = 16 * 1024 * 1024
+_STREAM_SECONDS = 4 * 3600
 _MAX_PARTS = 10_000
 """S3's limit per object."""
 
@@ -94,6 +95,39 @@ def download_file(address: str, path: Path, *, check: Check = lambda: None) -> T
 def _read_parts(address: str, check: Check) -> Iterator[bytes]:
     """The parts of an object in order, the next ones already on their way."""
     place, size_bytes = open_place(address), stat_object(address).size_bytes
+    check()
+    if size_bytes <= _PART_BYTES:
+        with explain_errors(address):
+            yield read_range(place, None)
+    elif _serves_ranges(place):
+        yield from _read_ranges(address, place, size_bytes, check)
+    else:
+        yield from _stream(address, check)
+
+
+def _serves_ranges(place: Place) -> bool:
+    """`rclone serve s3` answers a request for a range with status 200, which obstore rejects."""
+    import obstore
+
+    try:
+        obstore.get_range(place.store, place.key, start=0, end=1)
+    except Exception as error:
+        # Any other error is reported by the requests that follow.
+        return "non-partial response" not in str(error)
+    return True
+
+
+def _stream(address: str, check: Check) -> Iterator[bytes]:
+    import obstore
+
+    place = open_place(address, request_seconds=_STREAM_SECONDS)
+    with explain_errors(address):
+        for part in obstore.get(place.store, place.key).stream(min_chunk_size=_PART_BYTES):
+            check()
+            yield bytes(part)
+
+
+def _read_ranges(address: str, place: Place, size_bytes: int, check: Check) -> Iterator[bytes]:
     spans = [
         (start, min(start + _PART_BYTES, size_bytes)) for start in range(0, size_bytes, _PART_BYTES)
     ]
@@ -103,16 +137,12 @@ def _read_parts(address: str, check: Check) -> Iterator[bytes]:
             for span in spans:
                 if len(waiting) == _PARTS:
                     yield _take(waiting, address, check)
-                waiting.append(pool.submit(_read_part, place, span))
+                waiting.append(pool.submit(read_range, place, span))
             while waiting:
                 yield _take(waiting, address, check)
         finally:
             for future in waiting:
                 future.cancel()
-
-
-def _read_part(place: Place, span: tuple[int, int]) -> bytes:
-    return read_range(place, span)
 
 
 def _take(waiting: deque[Future[bytes]], address: str, check: Check) -> bytes:

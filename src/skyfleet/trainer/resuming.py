@@ -7,7 +7,13 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from skyfleet.checkpoints.checkpoint import Checkpoint, checkpoint_folder, read_checkpoint
+from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.checkpoints.checkpoint import (
+    Checkpoint,
+    Manifest,
+    checkpoint_folder,
+    read_checkpoint,
+)
 from skyfleet.checkpoints.resume import (
     ResumeMode,
     find_checkpoint,
@@ -100,6 +106,12 @@ def check_startable(config: RunConfig) -> Checkpoint | None:
     """What a run would resume from, or its error; for a dry run, which holds and changes nothing."""
     for folder in _list_locked_folders(config):
         check_not_in_use(folder)
+    path = str(config.trainer.resume_path)
+    if config.trainer.resume_mode == "from_path" and is_remote(path):
+        reject_other_run(config)
+        bucket, step = open_bucket_step(path)
+        _check_complete(bucket, step)
+        return None
     return find_resume_checkpoint(config)
 
 
@@ -175,13 +187,20 @@ def _download_resume_path(config: RunConfig, on_progress: Callable[[str], None])
     """Copy the checkpoint at the address in `trainer.resume_path`, unless it is here."""
     address, root = str(config.trainer.resume_path), Path(config.trainer.ckpt_path)
     bucket, step = open_bucket_step(address)
-    manifest = bucket.read_manifest(step)
-    if manifest is None:
-        raise CheckpointError(f"trainer.resume_path={address!r} is not a complete checkpoint")
+    manifest = _check_complete(bucket, step)
     here = [found for found in list_complete_checkpoints(root) if found.manifest == manifest]
     if not here:
         on_progress(f"downloading {address}")
         bucket.download(step, root)
+
+
+def _check_complete(bucket: BucketCheckpoints, step: int) -> Manifest:
+    if (manifest := bucket.read_manifest(step)) is None:
+        raise CheckpointError(
+            f"trainer.resume_path={bucket.step_address(step)!r} is not a complete checkpoint: it has "
+            "no manifest.json; name another global_step_N"
+        )
+    return manifest
 
 
 def _read_resume_path(config: RunConfig) -> Checkpoint:

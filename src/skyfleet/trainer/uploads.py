@@ -38,12 +38,14 @@ class RunUploads:
                 run_folder=folder,
                 exports=Path(trainer.export_path),
             )
-        checkpoints = bucket and CheckpointUploads(
-            bucket,
-            Path(trainer.ckpt_path),
-            run_folder=folder,
-            list_records=partial(list_records, folder),
-        )
+        checkpoints = None
+        if bucket is not None:
+            checkpoints = CheckpointUploads(
+                bucket,
+                Path(trainer.ckpt_path),
+                run_folder=folder,
+                list_records=partial(list_records, folder),
+            )
         return cls(
             checkpoints=checkpoints,
             trajectories=trajectories,
