@@ -32,7 +32,7 @@ _CONNECT_SECONDS = 10
 _REQUEST_SECONDS = 120
 """Of one request with its body, which is a part of a large object (`storage.transfer`)."""
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HOME")
-_METADATA_SERVICES = ("169.254.", "metadata.google", "instance metadata")
+_METADATA_SERVICES = ("169.254.", "metadata.google", "/latest/", "instance metadata")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def has_credentials(address: str) -> bool:
     import_obstore()
     import obstore
 
-    place = open_place(address, needs_key=False, attempts=1)
+    place = open_place(address, needs_key=False, attempts=1, request_seconds=3)
     try:
         obstore.list_with_delimiter(place.store, place.key or None)
     except FileNotFoundError:
