@@ -24,7 +24,7 @@ from skyfleet.checkpoints.resume import list_complete_checkpoints, verify_checkp
 from skyfleet.checkpoints.saving import save_checkpoint
 from skyfleet.storage import objects
 
-KILLS, SIZE_BYTES = 25, 40_000_000
+KILLS, SIZE_BYTES = 30, 40_000_000
 
 UPLOAD = """
 import sys, time

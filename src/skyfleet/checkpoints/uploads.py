@@ -36,6 +36,7 @@ class CheckpointUploads:
         self.queue = UploadQueue("checkpoint")
         self._run_folder, self._list_records = run_folder, list_records
         self._uploaded: set[int] = set()
+        self._sent_records: dict[str, tuple[int, int]] = {}
 
     def start(self) -> None:
         """Upload what an earlier process has left; what is complete in the bucket costs one request."""
@@ -69,4 +70,12 @@ class CheckpointUploads:
         self._uploaded.add(checkpoint.step)
 
     def _upload_records(self) -> None:
-        self.bucket.upload_records(self._run_folder, self._list_records())
+        """Those that have changed: reports of earlier steps are many and stay as they are."""
+        states = {
+            name: (stat.st_size, stat.st_mtime_ns)
+            for name in self._list_records()
+            if (stat := (self._run_folder / name).stat())
+        }
+        changed = [name for name, state in states.items() if self._sent_records.get(name) != state]
+        self.bucket.upload_records(self._run_folder, changed)
+        self._sent_records = states

@@ -51,6 +51,11 @@ def names_credentials(scheme: str) -> bool:
     return scheme == "gs" and (Path.home() / _GCLOUD).is_file()
 
 
+def has_empty_credentials(scheme: str) -> bool:
+    """A variable is set to nothing, as a workflow does with a secret that does not exist."""
+    return not names_credentials(scheme) and any(name in os.environ for name in _NAMES[scheme])
+
+
 def read_aws_profile() -> dict[str, Any]:
     """obstore's settings from AWS's shared files; empty if the environment has the keys.
 

@@ -19,7 +19,11 @@ from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.errors import ConfigError, MissingExtraError
-from skyfleet.storage.credentials import names_credentials, read_aws_profile
+from skyfleet.storage.credentials import (
+    has_empty_credentials,
+    names_credentials,
+    read_aws_profile,
+)
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -154,8 +158,11 @@ def has_credentials(address: str) -> bool:
     Without a variable or file that names credentials, the metadata service of a cloud's machine is
     asked, through a request to the bucket.
     """
-    if not is_address(address) or names_credentials(address.partition("://")[0]):
+    scheme = address.partition("://")[0]
+    if not is_address(address) or names_credentials(scheme):
         return True
+    if has_empty_credentials(scheme):
+        return False
     import_obstore()
     import obstore
 

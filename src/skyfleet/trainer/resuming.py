@@ -145,9 +145,10 @@ def find_newer_in_bucket(config: RunConfig) -> str | None:
     if bucket is None or config.trainer.resume_mode != "latest":
         return None
     local = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
-    newest = next(iter(bucket.list_complete_steps()), -1)
-    is_newer = newest > (-1 if local is None else local.step)
-    return bucket.step_address(newest) if is_newer else None
+    newest = bucket.find_newest()
+    if newest is None or (local is not None and newest <= local.step):
+        return None
+    return bucket.step_address(newest)
 
 
 def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Checkpoint | None:
