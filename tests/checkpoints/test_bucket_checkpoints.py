@@ -193,6 +193,23 @@ def test_what_a_killed_process_did_not_upload_is_uploaded_by_the_next(
     assert bucket.list_complete_steps() == [2, 1]
 
 
+def test_a_damaged_local_checkpoint_is_given_up_and_the_others_are_uploaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = BucketCheckpoints(address=str(tmp_path / "bucket"))
+    for step in (1, 2):
+        save(tmp_path / "a", step)
+    (tmp_path / "a" / "global_step_2" / "policy" / "0.bin").write_bytes(b"?" * 3000)
+    uploads = make_uploads(bucket, tmp_path / "a")
+    uploads.start()
+    wait(uploads)
+    uploads.queue.stop()
+    assert bucket.list_complete_steps() == [1]
+    assert "checkpoint 2 is not uploaded" in caplog.text
+    uploads.remove_uploaded()
+    assert sorted(c.step for c in list_complete_checkpoints(tmp_path / "a")) == [2]
+
+
 def test_a_stopped_queue_names_what_it_did_not_upload(
     bucket: BucketCheckpoints, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

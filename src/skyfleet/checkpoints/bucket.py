@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,7 +25,7 @@ from skyfleet.checkpoints.checkpoint import (
 )
 from skyfleet.checkpoints.resume import read_step_number
 from skyfleet.errors import CheckpointError
-from skyfleet.storage.local import atomic_folder, make_folder
+from skyfleet.storage.local import atomic_folder, make_folder, write_atomically
 from skyfleet.storage.objects import (
     delete_object,
     join,
@@ -42,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 UploadCheck = Literal["read_back", "checksum"]
 RECORDS = "run"
+
+
+class ChangedFileError(CheckpointError):
+    """A local file is not what the checkpoint's manifest says; uploading it again cannot help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +125,13 @@ class BucketCheckpoints:
     def upload_records(self, folder: Path, names: Iterable[str]) -> None:
         """Copy the run's records; of a file that grows, its complete lines."""
         for name in names:
-            with suppress(FileNotFoundError):  # a report that a resumed run has removed
-                write_object(join(self.address, RECORDS, name), read_record(folder / name))
+            write_object(join(self.address, RECORDS, name), read_record(folder / name))
 
     def download_records(self, folder: Path) -> None:
         for record in list_objects(join(self.address, RECORDS)):
             path = _inside(folder, record.name)
             make_folder(path.parent)
-            path.write_bytes(read_object(join(self.address, RECORDS, record.name)))
+            write_atomically(path, read_object(join(self.address, RECORDS, record.name)))
 
     def read_record(self, name: str) -> bytes | None:
         try:
@@ -139,8 +141,13 @@ class BucketCheckpoints:
 
     def _upload_file(self, path: Path, address: str, record: FileRecord, check: Check) -> None:
         checksum = self.upload_check == "checksum"
+        if not path.is_file():
+            raise ChangedFileError(f"{path} is missing")
         sent = upload_file(path, address, checksum=checksum, check=check)
-        _compare(sent, record, f"{path} has changed since it was saved")
+        try:
+            _compare(sent, record, f"{path} has changed since it was saved")
+        except CheckpointError as error:
+            raise ChangedFileError(str(error)) from None
         if checksum:
             # The server has compared the hash of every part; the length proves that none is missing.
             size_bytes = stat_object(address).size_bytes

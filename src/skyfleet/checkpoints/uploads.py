@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.checkpoints.bucket import BucketCheckpoints, ChangedFileError
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.checkpoints.resume import list_complete_checkpoints
 from skyfleet.storage.local import discard
 from skyfleet.storage.transfer import Check
-from skyfleet.storage.upload_queue import UploadQueue
+from skyfleet.storage.upload_queue import UploadQueue, UploadRejectedError
 
 logger = logging.getLogger(__name__)
 
@@ -66,16 +66,18 @@ class CheckpointUploads:
                     logger.warning("the uploaded %s was not removed: %s", checkpoint.folder, error)
 
     def _upload(self, checkpoint: Checkpoint, check: Check) -> None:
-        self.bucket.upload(checkpoint, before_manifest=self._upload_records, check=check)
+        try:
+            self.bucket.upload(checkpoint, before_manifest=self._upload_records, check=check)
+        except ChangedFileError as error:
+            raise UploadRejectedError(str(error)) from None
         self._uploaded.add(checkpoint.step)
 
     def _upload_records(self) -> None:
         """Those that have changed: reports of earlier steps are many and stay as they are."""
-        states = {
-            name: (stat.st_size, stat.st_mtime_ns)
-            for name in self._list_records()
-            if (stat := (self._run_folder / name).stat())
-        }
+        states: dict[str, tuple[int, int]] = {}
+        for name in self._list_records():
+            stat = (self._run_folder / name).stat()
+            states[name] = (stat.st_size, stat.st_mtime_ns)
         changed = [name for name, state in states.items() if self._sent_records.get(name) != state]
         self.bucket.upload_records(self._run_folder, changed)
         self._sent_records = states

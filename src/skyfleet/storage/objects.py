@@ -187,7 +187,7 @@ def open_place(
     """The store and key of an address; with `checksum`, S3 checks a SHA-256 of all it receives."""
     import_obstore()
     if not is_address(address):
-        path = Path(address.removeprefix("file://")).expanduser().absolute()
+        path = Path(address).expanduser().absolute()
         # A key is relative to the root, so that one store serves every folder.
         return Place(store=_open_folder(path.anchor), key=path.relative_to(path.anchor).as_posix())
     scheme, _, rest = address.partition("://")

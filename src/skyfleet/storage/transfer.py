@@ -1,6 +1,6 @@
 """Copy large files to and from buckets in parallel parts, with bounded memory and their hash.
 
-At most `_PARTS` parts are in memory. The SHA-256 of a transfer is computed from the bytes that were
+At most `_PARTS` parts and the one being read are in memory. The SHA-256 of a transfer is computed from the bytes that were
 sent or received, so that it proves what is in the bucket or on the disk.
 """
 

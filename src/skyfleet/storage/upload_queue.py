@@ -25,6 +25,10 @@ class UploadStoppedError(Exception):
     """The deadline has passed; what was not complete is as if it had not begun."""
 
 
+class UploadRejectedError(Exception):
+    """Trying again cannot help; says why."""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Job:
     work: Work
@@ -87,6 +91,8 @@ class UploadQueue:
                 job.work(self.check)
             except UploadStoppedError:
                 pass
+            except UploadRejectedError as error:
+                logger.warning("%s %s is not uploaded: %s", self.title, name, redact(str(error)))
             except Exception as error:
                 self._put_back(name, job, error)
             with self._changed:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.config.root import RunConfig
-from skyfleet.storage.objects import has_credentials, is_address, join
+from skyfleet.storage.objects import has_credentials, is_address, join, list_folders
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,13 @@ def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:
         address=join(bucket, trainer.project_name, model, trainer.run_name),
         upload_check=trainer.ckpt_upload_check,
     )
+
+
+def check_trajectory_bucket(config: RunConfig) -> None:
+    """Raise before the run starts if the bucket does not exist or refuses; other buckets are read."""
+    trainer = config.trainer
+    if trainer.trajectory_bucket is not None:
+        list_folders(join(read_bucket(trainer.trajectory_bucket), "evals", trainer.run_name))
 
 
 def drop_buckets_without_credentials(config: RunConfig) -> RunConfig:

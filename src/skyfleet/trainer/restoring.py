@@ -51,9 +51,10 @@ def download_newer(
 ) -> Checkpoint | None:
     """The newest complete checkpoint in the bucket after `local_step`, verified; None without one.
 
-    A damaged one is skipped with a warning and the one before it is used, as with local ones.
+    A damaged one is skipped with a warning and the one before it is used, as with local ones. The
+    run's records come first: a process killed in between finds no checkpoint and starts here again.
     """
-    root = Path(config.trainer.ckpt_path)
+    root, restored = Path(config.trainer.ckpt_path), False
     for step in bucket.list_steps():
         if step <= local_step:
             return None
@@ -61,6 +62,9 @@ def download_newer(
             logger.warning("skipped: %s is not complete", bucket.step_address(step))
             continue
         on_progress(f"downloading {bucket.step_address(step)}")
+        if not restored:
+            restore_records(config, bucket)
+            restored = True
         try:
             found = replace(bucket.download(step, root), verified=True)
         except CheckpointError as error:

@@ -39,7 +39,6 @@ from skyfleet.trainer.restoring import (
     download_reference,
     open_bucket_step,
     read_bucket_config,
-    restore_records,
 )
 from skyfleet.trajectories.archive import remove_episodes_after
 
@@ -177,8 +176,6 @@ def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Ch
         logger.warning("%s", damage)
         local = None
     newer = download_newer(config, bucket, -1 if local is None else local.step, on_progress)
-    if newer is not None:
-        restore_records(config, bucket)
     if (found := newer or local) is not None:
         download_reference(config, bucket, found)
     return found

@@ -21,7 +21,10 @@ from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
-from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
+from skyfleet.trainer.bucket_layout import (
+    check_trajectory_bucket,
+    drop_buckets_without_credentials,
+)
 from skyfleet.trainer.resuming import (
     CONFIG,
     METRICS,
@@ -86,6 +89,7 @@ async def open_training_run(
     folder = Path(config.trainer.run_path)
     async with hold_run_folders(config, on_progress) as locks:
         config = drop_buckets_without_credentials(config)
+        check_trajectory_bucket(config)
         checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
             on_progress(sentence)
@@ -113,7 +117,7 @@ async def open_training_run(
                 try:
                     await run.close()
                 finally:
-                    await run.uploads.close(on_progress)
+                    await run.uploads.close()
 
 
 def write_run_report(folder: Path) -> None:

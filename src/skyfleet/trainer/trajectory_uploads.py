@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -84,11 +83,11 @@ class TrajectoryUploads:
     def _upload(self, files: Sequence[Path], check: Check) -> None:
         for path in files:
             check()
-            # A resumed run removes the files of steps that it repeats.
-            with suppress(FileNotFoundError):
-                self._upload_file(path, check)
+            self._upload_file(path, check)
 
     def _upload_file(self, path: Path, check: Check) -> None:
+        if not path.is_file():
+            return  # moved away by hand
         stat = path.stat()
         state = (stat.st_size, stat.st_mtime_ns)
         if self._sent.get(path) == state:

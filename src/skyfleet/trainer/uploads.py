@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,11 @@ from skyfleet.storage.upload_queue import UploadQueue
 from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints, read_bucket
 from skyfleet.trainer.trajectory_uploads import TrajectoryUploads
 
+logger = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.1
+_QUIET_SECONDS = 2.0
+"""A wait this long is not mentioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +82,35 @@ class RunUploads:
         if self.trajectories:
             self.trajectories.publish(step)
 
-    async def close(self, on_progress: Callable[[str], None]) -> None:
+    async def close(self) -> None:
         """Wait for all uploads, `trainer.upload_timeout_seconds` at most; what is left is named."""
         if self.trajectories:
             self.trajectories.publish_records()
         queues = [owner.queue for owner in (self.checkpoints, self.trajectories) if owner]
-        end = monotonic() + self.timeout_seconds
+        began = monotonic()
         try:
-            if left := _describe_left(queues):
-                on_progress(f"uploading {left}, for {self.timeout_seconds:g} s at most")
-            # The queues work in threads, and a second Ctrl-C must end the wait.
-            while _describe_left(queues) and monotonic() < end:  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_SECONDS)
+            if not await _wait(queues, began + min(_QUIET_SECONDS, self.timeout_seconds)):
+                logger.warning(
+                    "uploading %s, for %g s at most", _describe_left(queues), self.timeout_seconds
+                )
+                await _wait(queues, began + self.timeout_seconds)
         finally:
             left = _describe_left(queues)
             for queue in queues:
                 queue.stop()
             if left:
-                on_progress(
-                    f"not uploaded: {left}; it stays on this machine, and the same command uploads it"
+                logger.warning(
+                    "not uploaded: %s; it stays on this machine, and the same command uploads it",
+                    left,
                 )
+
+
+async def _wait(queues: Collection[UploadQueue], end: float) -> bool:
+    """Whether everything was uploaded before `end`, on the monotonic clock."""
+    # The queues work in threads, and a second Ctrl-C must end the wait.
+    while (left := _describe_left(queues)) and monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_SECONDS)
+    return not left
 
 
 def _describe_left(queues: Collection[UploadQueue]) -> str:
