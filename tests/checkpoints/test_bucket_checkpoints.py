@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket
@@ -19,6 +20,7 @@ from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.errors import CheckpointError
 from skyfleet.storage import objects, upload_queue
 from skyfleet.storage.objects import list_objects, read_object, write_object
+from skyfleet.storage.upload_queue import Check, UploadQueue
 
 
 class Part:
@@ -150,8 +152,7 @@ def make_uploads(bucket: BucketCheckpoints, root: Path) -> CheckpointUploads:
 
 
 def wait(uploads: CheckpointUploads) -> None:
-    with uploads.queue._changed:
-        assert uploads.queue._changed.wait_for(lambda: not uploads.queue.pending, timeout=20)
+    assert uploads.queue.wait(20)
 
 
 def test_local_copies_are_deleted_only_after_their_upload_and_never_the_newest(
@@ -218,6 +219,29 @@ def test_a_stopped_queue_names_what_it_did_not_upload(
         uploads = make_uploads(bucket, tmp_path)
         uploads.submit(save(tmp_path, 5))
         assert uploads.queue.stop() == [5]
+
+
+def test_a_checkpoint_is_complete_after_what_it_follows(tmp_path: Path) -> None:
+    bucket, episodes = BucketCheckpoints(address=str(tmp_path / "bucket")), UploadQueue("episodes")
+    released, seen = Event(), list[list[int]]()
+
+    def upload_episodes(check: Check) -> None:
+        assert released.wait(20)
+        seen.append(bucket.list_complete_steps())
+
+    episodes.put("step 1", upload_episodes)
+    uploads = CheckpointUploads(
+        bucket, tmp_path / "a", run_folder=tmp_path, list_records=list, follows=episodes
+    )
+    uploads.submit(save(tmp_path / "a", 1))
+    while not list_objects(bucket.step_address(1)):
+        assert not uploads.queue.wait(0.01)
+    released.set()
+    wait(uploads)
+    assert seen == [[]]
+    assert bucket.list_complete_steps() == [1]
+    for queue in (uploads.queue, episodes):
+        queue.stop()
 
 
 def test_records_are_uploaded_before_the_manifest(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.buckets import serve_s3, use_bucket
+from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from tests.fakes.s3_proxy import break_requests
 from tests.fakes.small_runs import rows, small_config
 
@@ -25,8 +25,11 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.storage.objects import list_objects, read_object, write_object
-from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
-from skyfleet.trainer.resuming import find_newer_in_bucket
+from skyfleet.trainer.bucket_layout import (
+    check_trajectory_bucket,
+    drop_buckets_without_credentials,
+)
+from skyfleet.trainer.resuming import find_newer_in_bucket, prepare_folders
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads
@@ -120,6 +123,17 @@ def test_without_credentials_everything_stays_local_and_one_line_says_so(
     (record,) = caplog.records
     assert "no credentials for trainer.ckpt_bucket (s3://bucket)" in record.getMessage()
     assert RunUploads.from_config(config) == RunUploads(timeout_seconds=1800)
+
+
+def test_a_bucket_that_does_not_exist_ends_the_run_before_it_starts(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_credentials(monkeypatch, endpoint)
+    config = make_config(tmp_path / "run", "s3://not-there")
+    for check in (check_trajectory_bucket, prepare_folders):
+        with pytest.raises(OSError, match="not-there"):
+            check(config)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_path_needs_no_credentials(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
+from time import monotonic
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints, ChangedFileError
 from skyfleet.checkpoints.checkpoint import Checkpoint
@@ -16,12 +17,17 @@ from skyfleet.storage.upload_queue import UploadQueue, UploadRejectedError
 
 logger = logging.getLogger(__name__)
 
+_FOLLOW_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+
 
 class CheckpointUploads:
     """Uploads the checkpoints of one folder, the newest first.
 
     `list_records` names the run's records, relative to `run_folder`; they are uploaded with every
-    checkpoint, before its manifest.
+    checkpoint, before its manifest. `follows` is another queue: a checkpoint is complete after what
+    waits there, so that a machine that is lost later has lost nothing of the steps before. If that
+    queue is stuck, the checkpoint goes on after a minute.
     """
 
     def __init__(
@@ -31,10 +37,12 @@ class CheckpointUploads:
         *,
         run_folder: Path,
         list_records: Callable[[], list[str]],
+        follows: UploadQueue | None = None,
     ) -> None:
         self.bucket, self.root = bucket, root
         self.queue = UploadQueue("checkpoint")
         self._run_folder, self._list_records = run_folder, list_records
+        self._follows = follows
         self._uploaded: set[int] = set()
         self._sent_records: dict[str, tuple[int, int]] = {}
 
@@ -67,10 +75,18 @@ class CheckpointUploads:
 
     def _upload(self, checkpoint: Checkpoint, check: Check) -> None:
         try:
-            self.bucket.upload(checkpoint, before_manifest=self._upload_records, check=check)
+            self.bucket.upload(
+                checkpoint, before_manifest=partial(self._upload_others, check), check=check
+            )
         except ChangedFileError as error:
             raise UploadRejectedError(str(error)) from None
         self._uploaded.add(checkpoint.step)
+
+    def _upload_others(self, check: Check) -> None:
+        self._upload_records()
+        end = monotonic() + _FOLLOW_SECONDS
+        while self._follows and not self._follows.wait(_POLL_SECONDS) and monotonic() < end:
+            check()
 
     def _upload_records(self) -> None:
         """Those that have changed: reports of earlier steps are many and stay as they are."""

@@ -70,6 +70,13 @@ class UploadQueue:
             running = [] if self._running is None else [self._running]
             return list(dict.fromkeys([*running, *self._jobs]))
 
+    def wait(self, seconds: float) -> bool:
+        """Whether everything is complete, now or within so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._jobs and self._running is None, timeout=seconds
+            )
+
     def stop(self) -> list[Hashable]:
         """Stop what runs after its current part; returns what was not complete."""
         left = self.pending

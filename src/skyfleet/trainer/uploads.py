@@ -50,6 +50,7 @@ class RunUploads:
                 Path(trainer.ckpt_path),
                 run_folder=folder,
                 list_records=partial(list_records, folder),
+                follows=None if trajectories is None else trajectories.queue,
             )
         return cls(
             checkpoints=checkpoints,
