@@ -29,7 +29,8 @@ from skyfleet.trainer.bucket_layout import (
     check_trajectory_bucket,
     drop_buckets_without_credentials,
 )
-from skyfleet.trainer.resuming import find_newer_in_bucket, prepare_folders
+from skyfleet.trainer.restoring import find_newer_in_bucket
+from skyfleet.trainer.resuming import prepare_folders
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads

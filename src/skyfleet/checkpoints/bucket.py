@@ -8,7 +8,7 @@ has the hash of every file, is written last: a step without it is not complete.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -127,8 +127,10 @@ class BucketCheckpoints:
         for name in names:
             write_object(join(self.address, RECORDS, name), read_record(folder / name))
 
-    def download_records(self, folder: Path) -> None:
+    def download_records(self, folder: Path, *, leave_out: Collection[str] = ()) -> None:
         for record in list_objects(join(self.address, RECORDS)):
+            if record.name in leave_out:
+                continue
             path = _inside(folder, record.name)
             make_folder(path.parent)
             write_atomically(path, read_object(join(self.address, RECORDS, record.name)))

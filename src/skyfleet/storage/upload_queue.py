@@ -120,7 +120,7 @@ class UploadQueue:
         return None
 
     def _put_back(self, name: Hashable, job: _Job, error: Exception) -> None:
-        wait_seconds = min(FIRST_RETRY_SECONDS * 2**job.failures, _MAX_RETRY_SECONDS)
+        wait_seconds = min(FIRST_RETRY_SECONDS * 2 ** min(job.failures, 10), _MAX_RETRY_SECONDS)
         with self._changed:
             if self._stopped or name in self._jobs:
                 return  # a newer one follows

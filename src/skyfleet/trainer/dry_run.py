@@ -17,7 +17,8 @@ from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
-from skyfleet.trainer.resuming import check_startable, describe_start, find_newer_in_bucket
+from skyfleet.trainer.restoring import find_newer_in_bucket
+from skyfleet.trainer.resuming import check_startable, describe_start
 from skyfleet.trainer.tasks import build_schedule, check_disjoint, load_sources, load_training_tasks
 
 P = ParamSpec("P")

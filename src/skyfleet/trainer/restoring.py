@@ -10,13 +10,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
-from skyfleet.checkpoints.checkpoint import Checkpoint, checkpoint_folder
-from skyfleet.checkpoints.resume import read_step_number
+from skyfleet.checkpoints.checkpoint import Checkpoint, Manifest, checkpoint_folder
+from skyfleet.checkpoints.resume import (
+    find_checkpoint,
+    list_complete_checkpoints,
+    read_step_number,
+)
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.loading import load_recorded_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.local import make_folder, write_atomically
+from skyfleet.trainer.bucket_layout import locate_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +95,41 @@ def download_reference(config: RunConfig, bucket: BucketCheckpoints, found: Chec
 
 
 def restore_records(config: RunConfig, bucket: BucketCheckpoints) -> None:
-    """Copy the records into the run's folder; config.yaml gets the paths of this machine."""
-    trainer, folder = config.trainer, Path(config.trainer.run_path)
-    recorded = read_bucket_config(bucket)
+    """Copy the records into the run's folder, except config.yaml, which has other paths there."""
+    folder = Path(config.trainer.run_path)
     make_folder(folder)
-    bucket.download_records(folder)
-    if recorded is not None:
-        paths = {key: getattr(trainer, key) for key in ("run_path", "ckpt_path", "export_path")}
-        moved = recorded.trainer.model_copy(update=paths)
-        write_atomically(folder / CONFIG, dump_yaml(recorded.model_copy(update={"trainer": moved})))
+    # First: a process killed in between must not find rows without the configuration they belong to.
+    write_atomically(folder / CONFIG, dump_yaml(config))
+    bucket.download_records(folder, leave_out=(CONFIG,))
+
+
+def find_newer_in_bucket(config: RunConfig) -> str | None:
+    """The checkpoint that a run would download to resume from it; for a dry run."""
+    bucket = locate_checkpoints(config)
+    if bucket is None or config.trainer.resume_mode != "latest":
+        return None
+    local = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
+    newest = bucket.find_newest()
+    if newest is None or (local is not None and newest <= local.step):
+        return None
+    return bucket.step_address(newest)
+
+
+def download_resume_path(config: RunConfig, on_progress: OnProgress) -> None:
+    """Copy the checkpoint at the address in `trainer.resume_path`, unless it is here."""
+    address, root = str(config.trainer.resume_path), Path(config.trainer.ckpt_path)
+    bucket, step = open_bucket_step(address)
+    manifest = check_complete(bucket, step)
+    here = [found for found in list_complete_checkpoints(root) if found.manifest == manifest]
+    if not here:
+        on_progress(f"downloading {address}")
+        bucket.download(step, root)
+
+
+def check_complete(bucket: BucketCheckpoints, step: int) -> Manifest:
+    if (manifest := bucket.read_manifest(step)) is None:
+        raise CheckpointError(
+            f"trainer.resume_path={bucket.step_address(step)!r} is not a complete checkpoint: it has "
+            "no manifest.json; name another global_step_N"
+        )
+    return manifest

@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.checkpoints.checkpoint import (
     Checkpoint,
-    Manifest,
     checkpoint_folder,
     read_checkpoint,
 )
@@ -18,7 +16,6 @@ from skyfleet.checkpoints.resume import (
     ResumeMode,
     find_checkpoint,
     find_verified_checkpoint,
-    list_complete_checkpoints,
     verify_checkpoint,
 )
 from skyfleet.checkpoints.saving import sweep_checkpoints
@@ -35,8 +32,10 @@ from skyfleet.storage.store import is_remote
 from skyfleet.trainer.bucket_layout import locate_checkpoints
 from skyfleet.trainer.exports import sweep_exports
 from skyfleet.trainer.restoring import (
+    check_complete,
     download_newer,
     download_reference,
+    download_resume_path,
     open_bucket_step,
     read_bucket_config,
 )
@@ -109,7 +108,7 @@ def check_startable(config: RunConfig) -> Checkpoint | None:
     if config.trainer.resume_mode == "from_path" and is_remote(path):
         reject_other_run(config)
         bucket, step = open_bucket_step(path)
-        _check_complete(bucket, step)
+        check_complete(bucket, step)
         return None
     return find_resume_checkpoint(config)
 
@@ -138,23 +137,11 @@ def prepare_folders(
     return _find_in_bucket(config, on_progress) or find_resume_checkpoint(config)
 
 
-def find_newer_in_bucket(config: RunConfig) -> str | None:
-    """The checkpoint that a run would download to resume from it; for a dry run."""
-    bucket = locate_checkpoints(config)
-    if bucket is None or config.trainer.resume_mode != "latest":
-        return None
-    local = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
-    newest = bucket.find_newest()
-    if newest is None or (local is not None and newest <= local.step):
-        return None
-    return bucket.step_address(newest)
-
-
 def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Checkpoint | None:
     """Download the checkpoint to resume from, with the run's records, if it is newer than local ones."""
     trainer, bucket = config.trainer, locate_checkpoints(config)
     if trainer.resume_mode == "from_path" and is_remote(str(trainer.resume_path)):
-        _download_resume_path(config, on_progress)
+        download_resume_path(config, on_progress)
         return None
     if bucket is None or trainer.resume_mode == "from_path":
         return None
@@ -179,26 +166,6 @@ def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Ch
     if (found := newer or local) is not None:
         download_reference(config, bucket, found)
     return found
-
-
-def _download_resume_path(config: RunConfig, on_progress: Callable[[str], None]) -> None:
-    """Copy the checkpoint at the address in `trainer.resume_path`, unless it is here."""
-    address, root = str(config.trainer.resume_path), Path(config.trainer.ckpt_path)
-    bucket, step = open_bucket_step(address)
-    manifest = _check_complete(bucket, step)
-    here = [found for found in list_complete_checkpoints(root) if found.manifest == manifest]
-    if not here:
-        on_progress(f"downloading {address}")
-        bucket.download(step, root)
-
-
-def _check_complete(bucket: BucketCheckpoints, step: int) -> Manifest:
-    if (manifest := bucket.read_manifest(step)) is None:
-        raise CheckpointError(
-            f"trainer.resume_path={bucket.step_address(step)!r} is not a complete checkpoint: it has "
-            "no manifest.json; name another global_step_N"
-        )
-    return manifest
 
 
 def _read_resume_path(config: RunConfig) -> Checkpoint:
