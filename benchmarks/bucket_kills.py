@@ -111,10 +111,10 @@ def _finish(folder: Path, bucket: Path, words: Sequence[str], expected: dict[str
     # The bucket has the episodes of every step and the last checkpoint, whichever machine wrote them.
     run = folder / "run"
     (copied,) = bucket.glob("runs/*")
-    shutil.rmtree(run / "trajectories")
+    shutil.rmtree(run / "trajectories", ignore_errors=True)
     shutil.copytree(copied / "trajectories", run / "trajectories")
     (last,) = bucket.glob("*/*/*/global_step_6")
-    shutil.rmtree(run / "checkpoints")
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)
     shutil.copytree(last, run / "checkpoints" / last.name)
     found = describe_run(folder)
     place = f"checkpoints/{last.name}/"
