@@ -23,6 +23,7 @@ from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.tasks import Schedule
+from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
@@ -127,6 +128,7 @@ class Run:
     resume_point: ResumePoint = field(default_factory=ResumePoint)
     locks: Sequence[FolderLock] = ()
     """Of the folders that the run writes to."""
+    uploads: RunUploads = field(default_factory=RunUploads)
 
     def mark_resume_point(self) -> None:
         """An interruption keeps everything up to here; later work is repeated on resume."""
@@ -155,14 +157,18 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
-        return save_checkpoint(
+        # Step 0 is the policy before reinforcement learning, the default KL reference.
+        protect = (0, self.state.best_step, self.state.reference_step)
+        self.uploads.remove_uploaded(protect)  # before: a checkpoint may need the space
+        saved = save_checkpoint(
             self.checkpoints,
             self.state.step,
             checkpoint_parts(self.state, self.learner, self.critic, self.rollouts.sampler),
             max_to_keep=self.schedule.max_ckpts_to_keep,
-            # Step 0 is the policy before reinforcement learning, the default KL reference.
-            protect=(0, self.state.best_step, self.state.reference_step),
+            protect=(*protect, *self.uploads.pending_steps),
         )
+        self.uploads.submit(saved)
+        return saved
 
     async def close(self) -> None:
         self.log.close()

@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,10 @@ from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
+from skyfleet.trainer.bucket_layout import (
+    check_trajectory_bucket,
+    drop_buckets_without_credentials,
+)
 from skyfleet.trainer.resuming import (
     CONFIG,
     METRICS,
@@ -29,6 +33,7 @@ from skyfleet.trainer.resuming import (
     hold_run_folders,
     prepare_folders,
 )
+from skyfleet.trainer.uploads import RunUploads
 
 if TYPE_CHECKING:
     from skyfleet.trainer.assemble import GivenObjects
@@ -83,7 +88,9 @@ async def open_training_run(
     """
     folder = Path(config.trainer.run_path)
     async with hold_run_folders(config, on_progress) as locks:
-        checkpoint = prepare_folders(config)
+        config = drop_buckets_without_credentials(config)
+        check_trajectory_bucket(config)
+        checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
             on_progress(sentence)
         was_started = (folder / METRICS).exists()
@@ -95,6 +102,7 @@ async def open_training_run(
             run = await assemble(
                 config, checkpoint=checkpoint, given=given, locks=locks, on_progress=on_progress
             )
+            run = replace(run, uploads=RunUploads.from_config(config))
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
                 # Not in a folder that only holds something else, such as evaluations.
@@ -102,10 +110,14 @@ async def open_training_run(
                     last_step = run.state.step if checkpoint else -1
                     discard_replayed_steps(folder, last_step)
                     run.checker.resume(last_step)
+                run.uploads.start()
                 with tuned_gc():
                     yield run
             finally:
-                await run.close()
+                try:
+                    await run.close()
+                finally:
+                    await run.uploads.close()
 
 
 def write_run_report(folder: Path) -> None:
