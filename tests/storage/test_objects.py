@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import socket
 import sys
@@ -212,6 +213,32 @@ def test_a_stopped_upload_leaves_the_old_object(bucket: str, tmp_path: Path) -> 
 def test_s3_takes_at_most_ten_thousand_parts() -> None:
     assert choose_part_bytes(1) == choose_part_bytes(10**11) == 16 * 1024 * 1024
     assert 10**12 / choose_part_bytes(10**12) <= 10_000
+
+
+def test_a_variable_that_is_set_to_nothing_counts_as_missing(account: pytest.MonkeyPatch) -> None:
+    """As in a task file; obstore takes an empty endpoint for an address."""
+    account.setattr(objects, "MAX_ATTEMPTS", 1)
+    account.setenv("HTTPS_PROXY", "http://127.0.0.1:1")  # asks nobody
+    for name in ("AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
+        account.setenv(name, "")
+    with pytest.raises(OSError, match=r"https://s3\.us-east-1\.amazonaws\.com/tasks/a"):
+        read_bytes("s3://tasks/a")
+    assert os.environ["AWS_ENDPOINT_URL"] == ""
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "sentence"),
+    [
+        ("localhost:9000", r"AWS_ENDPOINT_URL='localhost:9000' is not a URL; write it with"),
+        ("http://a b", r"obstore failed: .*InvalidUri"),
+    ],
+)
+def test_an_endpoint_that_is_not_a_url_is_one_sentence(
+    account: pytest.MonkeyPatch, endpoint_url: str, sentence: str
+) -> None:
+    account.setenv("AWS_ENDPOINT_URL", endpoint_url)
+    with pytest.raises((ConfigError, OSError), match=sentence):
+        read_bytes("s3://tasks/a")
 
 
 def test_keys_are_read_from_awss_shared_files(

@@ -7,10 +7,18 @@ containers and virtual machines. It does not read AWS's shared files, which are 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from configparser import ConfigParser, Error
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
+
+from skyfleet.errors import ConfigError
+from skyfleet.redaction import redact
+
+VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HOME")
+"""What the environment variables that obstore reads begin with."""
 
 _NAMES = {
     "s3": (
@@ -39,6 +47,8 @@ _NAMES = {
         "AZURE_STORAGE_TOKEN",
     ),
 }
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+_changing_environment = Lock()
 _GCLOUD = Path(".config/gcloud/application_default_credentials.json")
 
 
@@ -54,6 +64,34 @@ def names_credentials(scheme: str) -> bool:
 def has_empty_credentials(scheme: str) -> bool:
     """A variable is set to nothing, as a workflow does with a secret that does not exist."""
     return not names_credentials(scheme) and any(name in os.environ for name in _NAMES[scheme])
+
+
+@contextmanager
+def hide_empty_variables() -> Iterator[None]:
+    """Without the variables that are set to nothing, as task files and workflows do.
+
+    obstore takes them for values, and an empty endpoint makes it panic.
+    """
+    with _changing_environment:
+        empty = [
+            name for name, value in os.environ.items() if name.startswith(VARIABLES) and not value
+        ]
+        for name in empty:
+            del os.environ[name]
+        try:
+            yield
+        finally:
+            os.environ.update(dict.fromkeys(empty, ""))
+
+
+def check_endpoints() -> None:
+    """obstore panics at an endpoint that is not a URL."""
+    for name in _ENDPOINTS:
+        value = os.environ.get(name)
+        if value and not value.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"{name}={redact(value)!r} is not a URL; write it with https:// or http://"
+            )
 
 
 def read_aws_profile() -> dict[str, Any]:

@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.storage.credentials import (
+    VARIABLES,
+    check_endpoints,
     has_empty_credentials,
+    hide_empty_variables,
     names_credentials,
     read_aws_profile,
 )
 
 if TYPE_CHECKING:
+    from obstore import Bytes
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3://", "gs://", "az://")
@@ -35,7 +39,6 @@ _RETRY_SECONDS = 120
 _CONNECT_SECONDS = 10
 _REQUEST_SECONDS = 120
 """Of one request with its body, which is a part of a large object (`storage.transfer`)."""
-_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HOME")
 _METADATA_SERVICES = ("169.254.", "metadata.google", "/latest/", "instance metadata")
 
 
@@ -69,20 +72,23 @@ def join(address: str, *names: str) -> str:
 def read_object(address: str) -> bytes:
     place = open_place(address)
     with explain_errors(address):
-        return read_range(place, None)
+        return bytes(read_range(place, None))
 
 
-def read_range(place: Place, span: tuple[int, int] | None) -> bytes:
-    """Read an object, or the bytes from one offset to another; an interrupted body is read again."""
+def read_range(place: Place, span: tuple[int, int] | None) -> Bytes:
+    """Read an object, or the bytes from one offset to another; an interrupted body is read again.
+
+    The memory stays obstore's: a copy of every part would double what a transfer needs.
+    """
     import obstore
 
     attempt, backoff_seconds = 1, FIRST_BACKOFF_SECONDS
     while True:
         try:
             if span is None:
-                return bytes(obstore.get(place.store, place.key).bytes())
+                return obstore.get(place.store, place.key).bytes()
             start, end = span
-            return bytes(obstore.get_range(place.store, place.key, start=start, end=end))
+            return obstore.get_range(place.store, place.key, start=start, end=end)
         except (FileNotFoundError, PermissionError):
             raise
         except Exception as error:
@@ -197,8 +203,9 @@ def open_place(
             f"{address!r} is not the address of an object; write {scheme}://bucket/key"
         )
     environment = frozenset(
-        (name, value) for name, value in os.environ.items() if name.startswith(_VARIABLES)
+        (name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)
     )
+    check_endpoints()
     attempts = MAX_ATTEMPTS if attempts is None else attempts
     with explain_errors(address):
         store = _open_bucket(scheme, bucket, checksum, attempts, request_seconds, environment)
@@ -231,16 +238,18 @@ def _open_bucket(
             "base": 2,
         },
     }
-    if scheme == "gs":
-        return GCSStore(bucket, client_options=client, retry_config=retries)
-    if scheme == "az":
-        return AzureStore(bucket, client_options=client, retry_config=retries)
-    profile = read_aws_profile()
-    settings: Any = {
-        **profile.pop("config", {}),
-        **({"checksum_algorithm": "SHA256"} if checksum else {}),
-    }
-    return S3Store(bucket, config=settings, client_options=client, retry_config=retries, **profile)
+    options: Any = {"client_options": client, "retry_config": retries}
+    with hide_empty_variables():
+        if scheme == "gs":
+            return GCSStore(bucket, **options)
+        if scheme == "az":
+            return AzureStore(bucket, **options)
+        profile = read_aws_profile()
+        settings: Any = {
+            **profile.pop("config", {}),
+            **({"checksum_algorithm": "SHA256"} if checksum else {}),
+        }
+        return S3Store(bucket, config=settings, **options, **profile)
 
 
 @lru_cache
@@ -275,6 +284,11 @@ def explain_errors(address: str) -> Iterator[None]:
         if error.filename:
             raise
         raise OSError(error.errno or errno.EIO, _first_sentence(error), address) from None
+    except BaseException as error:
+        # A panic of Rust code is no Exception, and would end the thread that uploads.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise OSError(errno.EIO, f"obstore failed: {_first_sentence(error)}", address) from None
 
 
 def _is_transient(error: Exception) -> bool:
@@ -282,7 +296,7 @@ def _is_transient(error: Exception) -> bool:
     return "Server returned" not in str(error)
 
 
-def _first_sentence(error: Exception) -> str:
+def _first_sentence(error: BaseException) -> str:
     """Without the structure that obstore prints below its message."""
     text = str(error).partition("\n\nDebug source")[0]
     return " ".join(text.split())[:500]

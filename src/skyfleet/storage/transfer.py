@@ -1,7 +1,7 @@
 """Copy large files to and from buckets in parallel parts, with bounded memory and their hash.
 
-At most `_PARTS` parts and the one being read are in memory. The SHA-256 of a transfer is computed from the bytes that were
-sent or received, so that it proves what is in the bucket or on the disk.
+At most `_PARTS` parts and the one being read are in memory. The SHA-256 of a transfer is computed from
+the bytes that were sent or received, so that it proves what is in the bucket or on the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from skyfleet.storage.objects import (
     Place,
@@ -24,8 +24,13 @@ from skyfleet.storage.objects import (
     stat_object,
 )
 
+if TYPE_CHECKING:
+    from obstore import Bytes
+
 _PARTS = 4
 _PART_BYTES = 16 * 1024 * 1024
+_READ_BYTES = 8 * 1024 * 1024
+"""Each thread that reads keeps its freed part, so that a smaller one costs less."""
 _STREAM_SECONDS = 4 * 3600
 _MAX_PARTS = 10_000
 """S3's limit per object."""
@@ -92,11 +97,11 @@ def download_file(address: str, path: Path, *, check: Check = lambda: None) -> T
     return Transferred(size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
-def _read_parts(address: str, check: Check) -> Iterator[bytes]:
+def _read_parts(address: str, check: Check) -> Iterator[Bytes]:
     """The parts of an object in order, the next ones already on their way."""
     place, size_bytes = open_place(address), stat_object(address).size_bytes
     check()
-    if size_bytes <= _PART_BYTES:
+    if size_bytes <= _READ_BYTES:
         with explain_errors(address):
             yield read_range(place, None)
     elif _serves_ranges(place):
@@ -117,22 +122,22 @@ def _serves_ranges(place: Place) -> bool:
     return True
 
 
-def _stream(address: str, check: Check) -> Iterator[bytes]:
+def _stream(address: str, check: Check) -> Iterator[Bytes]:
     import obstore
 
     place = open_place(address, request_seconds=_STREAM_SECONDS)
     with explain_errors(address):
-        for part in obstore.get(place.store, place.key).stream(min_chunk_size=_PART_BYTES):
+        for part in obstore.get(place.store, place.key).stream(min_chunk_size=_READ_BYTES):
             check()
-            yield bytes(part)
+            yield part
 
 
-def _read_ranges(address: str, place: Place, size_bytes: int, check: Check) -> Iterator[bytes]:
+def _read_ranges(address: str, place: Place, size_bytes: int, check: Check) -> Iterator[Bytes]:
     spans = [
-        (start, min(start + _PART_BYTES, size_bytes)) for start in range(0, size_bytes, _PART_BYTES)
+        (start, min(start + _READ_BYTES, size_bytes)) for start in range(0, size_bytes, _READ_BYTES)
     ]
     with ThreadPoolExecutor(_PARTS, thread_name_prefix="download") as pool:
-        waiting: deque[Future[bytes]] = deque()
+        waiting: deque[Future[Bytes]] = deque()
         try:
             for span in spans:
                 if len(waiting) == _PARTS:
@@ -145,7 +150,7 @@ def _read_ranges(address: str, place: Place, size_bytes: int, check: Check) -> I
                 future.cancel()
 
 
-def _take(waiting: deque[Future[bytes]], address: str, check: Check) -> bytes:
+def _take(waiting: deque[Future[Bytes]], address: str, check: Check) -> Bytes:
     check()
     with explain_errors(address):
         return waiting.popleft().result()
