@@ -24,10 +24,13 @@ from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
+from skyfleet.storage.bucket_lock import BucketLock, lock_address
+from skyfleet.storage.lock_owner import Owner
 from skyfleet.storage.objects import list_objects, read_object, write_object
 from skyfleet.trainer.bucket_layout import (
     check_trajectory_bucket,
     drop_buckets_without_credentials,
+    locate_lock,
 )
 from skyfleet.trainer.restoring import find_newer_in_bucket
 from skyfleet.trainer.resuming import prepare_folders
@@ -92,6 +95,7 @@ async def test_a_run_goes_on_in_another_folder_from_what_is_in_its_bucket(
 def _check_trajectories(bucket: str) -> None:
     dumps = {info.name for info in list_objects(f"{bucket}/evals/first")}
     assert {"global_step_0/github.jsonl", "global_step_2/aggregated_results.jsonl"} <= dumps
+    assert "report.html" in dumps
     results = json.loads(
         read_object(f"{bucket}/evals/first/global_step_0/aggregated_results.jsonl")
     )
@@ -135,6 +139,33 @@ def test_a_bucket_that_does_not_exist_ends_the_run_before_it_starts(
         with pytest.raises(OSError, match="not-there"):
             check(config)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("key", ["ckpt_bucket", "trajectory_bucket"])
+async def test_a_run_name_that_another_process_uploads_is_refused(tmp_path: Path, key: str) -> None:
+    bucket = str(tmp_path / "bucket")
+    config = small_config(tmp_path / "run", f"trainer.{key}={bucket}")
+    address = locate_lock(config)
+    assert address is not None
+    async with lock_address(address):
+        with pytest.raises(ConfigError, match=r"is in use by another run .* trainer\.run_name"):
+            await run_training(config)
+    assert not (tmp_path / "run").exists()
+
+
+async def test_a_run_whose_bucket_was_taken_over_uploads_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket = tmp_path / "bucket"
+    config = make_config(tmp_path / "run", str(bucket))
+    lock = BucketLock(str(bucket))
+    lock._taken_by = Owner.describe_this_process()
+    uploads = RunUploads.from_config(config, [lock])
+    uploads.submit(save_checkpoint(tmp_path / "a", 1, {"state": JsonPart(TrainerState())}))
+    uploads.publish(1)
+    await uploads.close()
+    assert list_objects(str(bucket)) == []
+    assert "was taken over by process" in caplog.text
 
 
 def test_a_path_needs_no_credentials(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from skyfleet.analysis.dump_import import import_dumps
 from skyfleet.errors import ConfigError
+from skyfleet.storage.bucket_lock import OWNER
 from skyfleet.storage.local import make_folder, write_atomically
 from skyfleet.storage.objects import ObjectInfo, join, list_objects
 from skyfleet.storage.transfer import download_file
@@ -36,7 +37,12 @@ def fetch_run(address: str) -> Path:
         # Of a run's checkpoints, the records only.
         return fetch_run(join(address, "run"))
     if _CONFIG in found:
-        wanted = [info for info in found.values() if not info.name.startswith("checkpoints/")]
+        # A process that uploads replaces and removes the record of its lock at any moment.
+        wanted = [
+            info
+            for name, info in found.items()
+            if not name.startswith("checkpoints/") and name != OWNER
+        ]
         folder = cache / _choose_name(address)
         _copy_changed(address, folder, wanted, cache / _VERSIONS)
         return folder

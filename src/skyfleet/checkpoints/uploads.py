@@ -38,9 +38,10 @@ class CheckpointUploads:
         run_folder: Path,
         list_records: Callable[[], list[str]],
         follows: UploadQueue | None = None,
+        guard: Check = lambda: None,
     ) -> None:
         self.bucket, self.root = bucket, root
-        self.queue = UploadQueue("checkpoint")
+        self.queue = UploadQueue("checkpoint", guard=guard)
         self._run_folder, self._list_records = run_folder, list_records
         self._follows = follows
         self._uploaded: set[int] = set()

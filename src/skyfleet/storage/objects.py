@@ -7,10 +7,7 @@ the address as its filename, as for a local file.
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -18,7 +15,7 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.errors import ConfigError
 from skyfleet.storage.credentials import (
     VARIABLES,
     check_endpoints,
@@ -27,6 +24,7 @@ from skyfleet.storage.credentials import (
     names_credentials,
     read_aws_profile,
 )
+from skyfleet.storage.obstore_errors import explain_errors, import_obstore
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -259,51 +257,14 @@ def _open_folder(root: str) -> ObjectStore:
     return LocalStore(root)
 
 
-def import_obstore() -> None:
-    """Raise MissingExtraError without obstore."""
-    try:
-        import obstore  # noqa: F401
-    except ImportError:
-        raise MissingExtraError("obstore", "s3") from None
-
-
-@contextmanager
-def explain_errors(address: str) -> Iterator[None]:
-    """Raise an OSError with the address for an error of obstore."""
-    from obstore.exceptions import BaseError
-
-    try:
-        yield
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "no such object or bucket", address) from None
-    except BaseError as error:
-        denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
-        number = errno.EACCES if denied else errno.EIO
-        raise OSError(number, _first_sentence(error), address) from None
-    except OSError as error:
-        if error.filename:
-            raise
-        raise OSError(error.errno or errno.EIO, _first_sentence(error), address) from None
-    except BaseException as error:
-        # A panic of Rust code is no Exception, and would end the thread that uploads.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise OSError(errno.EIO, f"obstore failed: {_first_sentence(error)}", address) from None
-
-
 def _is_transient(error: Exception) -> bool:
     """obstore retries requests; what is left is a body that ended early."""
     return "Server returned" not in str(error)
 
 
-def _first_sentence(error: BaseException) -> str:
-    """Without the structure that obstore prints below its message."""
-    text = str(error).partition("\n\nDebug source")[0]
-    return " ".join(text.split())[:500]
-
-
 def _describe(entry: Any, prefix: str) -> ObjectInfo:
-    version = entry["e_tag"] or str(entry["last_modified"])
     return ObjectInfo(
-        name=entry["path"].removeprefix(prefix), size_bytes=entry["size"], version=version
+        name=entry["path"].removeprefix(prefix),
+        size_bytes=entry["size"],
+        version=entry["e_tag"] or str(entry["last_modified"]),
     )

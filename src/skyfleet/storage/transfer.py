@@ -15,14 +15,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from skyfleet.storage.objects import (
-    Place,
-    explain_errors,
-    import_obstore,
-    open_place,
-    read_range,
-    stat_object,
-)
+from skyfleet.storage.objects import Place, open_place, read_range, stat_object
+from skyfleet.storage.obstore_errors import explain_errors, import_obstore
 
 if TYPE_CHECKING:
     from obstore import Bytes

@@ -42,11 +42,12 @@ class UploadQueue:
     """Works off named uploads in one thread, the highest priority first.
 
     A failed upload is tried again, later each time, and never raises in the process that trains. An
-    upload of the same name replaces one that waits, and follows one that runs.
+    upload of the same name replaces one that waits, and follows one that runs. `guard` is called
+    between parts too, and raises UploadRejectedError if nothing may be uploaded any more.
     """
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, *, guard: Check = lambda: None) -> None:
+        self.title, self._guard = title, guard
         self._jobs: dict[Hashable, _Job] = {}
         self._running: Hashable | None = None
         self._changed = Condition()
@@ -90,6 +91,7 @@ class UploadQueue:
     def check(self) -> None:
         if self._stopped:
             raise UploadStoppedError
+        self._guard()
 
     def _run(self) -> None:
         while (taken := self._take()) is not None:

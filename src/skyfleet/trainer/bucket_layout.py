@@ -11,6 +11,7 @@ from skyfleet.storage.objects import has_credentials, is_address, join, list_fol
 
 logger = logging.getLogger(__name__)
 
+REPORT = "report.html"
 _RECORDS = ("config.yaml", "metrics.jsonl", "timing.jsonl", "sentinels.jsonl", "results.md")
 
 
@@ -41,6 +42,16 @@ def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:
         address=join(bucket, trainer.project_name, model, trainer.run_name),
         upload_check=trainer.ckpt_upload_check,
     )
+
+
+def locate_lock(config: RunConfig) -> str | None:
+    """The address under which one process at a time uploads; None without a bucket."""
+    trainer = config.trainer
+    if (checkpoints := locate_checkpoints(config)) is not None:
+        return checkpoints.address
+    if trainer.trajectory_bucket is None:
+        return None
+    return join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name)
 
 
 def check_trajectory_bucket(config: RunConfig) -> None:

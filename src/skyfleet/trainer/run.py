@@ -15,6 +15,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.factory import EngineOffload
 from skyfleet.learner.learner import Learner
 from skyfleet.sentinels.checker import InvariantChecker
+from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -126,8 +127,8 @@ class Run:
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
-    locks: Sequence[FolderLock] = ()
-    """Of the folders that the run writes to."""
+    locks: Sequence[FolderLock | BucketLock] = ()
+    """Of the folders and buckets that the run writes to."""
     uploads: RunUploads = field(default_factory=RunUploads)
 
     def mark_resume_point(self) -> None:
@@ -148,7 +149,7 @@ class Run:
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
     def check_locks(self) -> None:
-        """Before the run writes: raise if another process has taken over one of its folders."""
+        """Before the run writes: raise if another process has taken over one of them."""
         for lock in self.locks:
             lock.check()
 

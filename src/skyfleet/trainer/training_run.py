@@ -19,11 +19,14 @@ from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
+from skyfleet.storage.bucket_lock import lock_address
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.bucket_layout import (
+    REPORT,
     check_trajectory_bucket,
     drop_buckets_without_credentials,
+    locate_lock,
 )
 from skyfleet.trainer.resuming import (
     CONFIG,
@@ -41,8 +44,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-REPORT = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +70,7 @@ async def run_training(
 
     async with open_training_run(config, given=given, on_progress=on_progress) as run:
         await train(run)
-        outcome = conclude(run)
-    write_run_report(outcome.folder)
-    return outcome
+        return conclude(run)
 
 
 @asynccontextmanager
@@ -87,9 +86,12 @@ async def open_training_run(
     unchanged. No other process can open the run until it is closed.
     """
     folder = Path(config.trainer.run_path)
-    async with hold_run_folders(config, on_progress) as locks:
-        config = drop_buckets_without_credentials(config)
-        check_trajectory_bucket(config)
+    config = drop_buckets_without_credentials(config)
+    check_trajectory_bucket(config)
+    async with (
+        hold_run_folders(config, on_progress) as locks,
+        lock_address(locate_lock(config), on_progress) as bucket_locks,
+    ):
         checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
             on_progress(sentence)
@@ -100,9 +102,13 @@ async def open_training_run(
 
         with explain_disk_full(folder):
             run = await assemble(
-                config, checkpoint=checkpoint, given=given, locks=locks, on_progress=on_progress
+                config,
+                checkpoint=checkpoint,
+                given=given,
+                locks=[*locks, *bucket_locks],
+                on_progress=on_progress,
             )
-            run = replace(run, uploads=RunUploads.from_config(config))
+            run = replace(run, uploads=RunUploads.from_config(config, bucket_locks))
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
                 # Not in a folder that only holds something else, such as evaluations.
@@ -120,7 +126,7 @@ async def open_training_run(
                     await run.uploads.close()
 
 
-def write_run_report(folder: Path) -> None:
+def _write_run_report(folder: Path) -> None:
     """Write report.html; a failure is logged, because the training itself succeeded."""
     try:
         write_report([open_run(folder)], folder / REPORT)
@@ -129,13 +135,14 @@ def write_run_report(folder: Path) -> None:
 
 
 def conclude(run: Run) -> TrainingOutcome:
-    """Compare every set before training with the same set now; writes results.md."""
+    """Compare every set before training with the same set now; writes results.md and the report."""
     comparisons = tuple(c for name in run.evaluator.sets if (c := _compare_set(run, name)))
     table = None
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
         write_atomically(run.folder / "results.md", table)
+    _write_run_report(run.folder)
     return TrainingOutcome(
         folder=run.folder,
         step=run.state.step,

@@ -1,6 +1,7 @@
 """TrajectoryUploads: copy evaluation dumps, episodes and records to `trainer.trajectory_bucket`.
 
-`{bucket}/evals/{run}/global_step_N/{env}.jsonl` and `aggregated_results.jsonl` are SkyRL's dumps,
+`{bucket}/evals/{run}/global_step_N/{env}.jsonl` and `aggregated_results.jsonl` are SkyRL's dumps, with
+the run's `report.html` beside them at the end,
 `{bucket}/training/{run}/global_step_N.jsonl` those of training, if they are written, and
 `{bucket}/runs/{run}/…` is the run's folder: configuration, metrics, reports and episodes.
 """
@@ -15,17 +16,25 @@ from skyfleet.checkpoints.bucket import read_record
 from skyfleet.storage.objects import join, list_objects, write_object
 from skyfleet.storage.transfer import Check, upload_file
 from skyfleet.storage.upload_queue import UploadQueue
-from skyfleet.trainer.bucket_layout import list_records
+from skyfleet.trainer.bucket_layout import REPORT, list_records
 from skyfleet.trajectories.skyrl_dump import RESULTS
 
 _SMALL_BYTES = 8 * 1024 * 1024
 
 
 class TrajectoryUploads:
-    def __init__(self, bucket: str, run_name: str, *, run_folder: Path, exports: Path) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        run_name: str,
+        *,
+        run_folder: Path,
+        exports: Path,
+        guard: Check = lambda: None,
+    ) -> None:
         self._bucket, self._run_name = bucket, run_name
         self._folder, self._exports = run_folder, exports
-        self.queue = UploadQueue("the episodes of")
+        self.queue = UploadQueue("the episodes of", guard=guard)
         self._sent: dict[Path, tuple[int, int]] = {}
 
     def start(self) -> None:
@@ -40,8 +49,8 @@ class TrajectoryUploads:
         self.queue.put(f"step {step}", partial(self._upload, files))
 
     def publish_records(self) -> None:
-        """Copy what was written after the last step, such as results.md."""
-        records = [self._folder / name for name in list_records(self._folder)]
+        """Copy what was written after the last step: results.md and the report."""
+        records = [self._folder / name for name in (*list_records(self._folder), REPORT)]
         self.queue.put("the records", partial(self._upload, records))
 
     def _list_files(self, step: str) -> list[Path]:
@@ -64,6 +73,8 @@ class TrajectoryUploads:
             place = ["evals", self._run_name, folder.removesuffix("_evals"), *names]
         elif path.is_relative_to(self._exports / "dumped_training_trajectories"):
             place = ["training", self._run_name, path.name]
+        elif path == self._folder / REPORT:
+            place = ["evals", self._run_name, path.name]
         else:
             place = ["runs", self._run_name, *path.relative_to(self._folder).parts]
         return join(self._bucket, *place)

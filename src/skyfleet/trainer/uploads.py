@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,9 @@ from time import monotonic
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.config.root import RunConfig
-from skyfleet.storage.upload_queue import UploadQueue
+from skyfleet.errors import CheckpointError
+from skyfleet.storage.bucket_lock import BucketLock
+from skyfleet.storage.upload_queue import UploadQueue, UploadRejectedError
 from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints, read_bucket
 from skyfleet.trainer.trajectory_uploads import TrajectoryUploads
 
@@ -33,8 +35,10 @@ class RunUploads:
     timeout_seconds: float = 0.0
 
     @classmethod
-    def from_config(cls, config: RunConfig) -> RunUploads:
+    def from_config(cls, config: RunConfig, locks: Sequence[BucketLock] = ()) -> RunUploads:
+        """`locks` stop the uploads of a process whose bucket was taken over by another."""
         trainer, folder = config.trainer, Path(config.trainer.run_path)
+        guard = partial(_check_locks, locks)
         bucket, trajectories = locate_checkpoints(config), None
         if trainer.trajectory_bucket is not None:
             trajectories = TrajectoryUploads(
@@ -42,6 +46,7 @@ class RunUploads:
                 trainer.run_name,
                 run_folder=folder,
                 exports=Path(trainer.export_path),
+                guard=guard,
             )
         checkpoints = None
         if bucket is not None:
@@ -51,6 +56,7 @@ class RunUploads:
                 run_folder=folder,
                 list_records=partial(list_records, folder),
                 follows=None if trajectories is None else trajectories.queue,
+                guard=guard,
             )
         return cls(
             checkpoints=checkpoints,
@@ -104,6 +110,14 @@ class RunUploads:
                     "not uploaded: %s; it stays on this machine, and the same command uploads it",
                     left,
                 )
+
+
+def _check_locks(locks: Sequence[BucketLock]) -> None:
+    try:
+        for lock in locks:
+            lock.check()
+    except CheckpointError as error:
+        raise UploadRejectedError(str(error)) from None
 
 
 async def _wait(queues: Collection[UploadQueue], end: float) -> bool:
