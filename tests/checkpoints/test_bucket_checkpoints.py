@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket
@@ -89,17 +90,62 @@ def test_an_upload_that_ends_anywhere_leaves_the_checkpoint_before_it(
     assert names == {MANIFEST, *new.manifest.files}
 
 
-def test_what_arrives_changed_never_becomes_a_complete_checkpoint(
-    bucket: BucketCheckpoints, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def change_first_byte(method: str, path: str, body: bytes) -> bytes:
-        return b"?" + body[1:] if method == "PUT" and path.endswith("0.bin") else body
+def change_stored(method: str, path: str, body: bytes) -> bytes:
+    return b"?" + body[1:] if method == "PUT" and path.endswith("0.bin") else body
 
-    with break_requests(endpoint, change_first_byte) as proxy:
+
+def cut_stored(method: str, path: str, body: bytes) -> bytes:
+    return body[:100] if method == "PUT" and path.endswith("0.bin") else body
+
+
+def change_read(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+    return b"?" + body[1:] if method == "GET" and path.endswith("0.bin") else body
+
+
+@pytest.mark.parametrize(
+    ("faults", "upload_check"),
+    [
+        ({"fault": change_stored}, "read_back"),
+        ({"answer_with": change_read}, "read_back"),
+        ({"fault": cut_stored}, "read_back"),
+        ({"fault": cut_stored}, "checksum"),
+    ],
+)
+def test_a_server_that_stores_or_returns_other_bytes_has_no_complete_checkpoint(
+    bucket: BucketCheckpoints,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    faults: dict[str, Any],
+    upload_check: UploadCheck,
+) -> None:
+    """Its answers say 200, and have the ETag of what it stored."""
+    checked = BucketCheckpoints(address=bucket.address, upload_check=upload_check)
+    with break_requests(endpoint, **faults) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
-        with pytest.raises(CheckpointError, match=r"0\.bin is not what was sent"):
-            bucket.upload(save(tmp_path, 1))
-        assert bucket.list_complete_steps() == []
+        with pytest.raises(CheckpointError, match=r"0\.bin (is not what was sent|has 100 bytes)"):
+            checked.upload(save(tmp_path, 1))
+        assert checked.list_complete_steps() == []
+
+
+@pytest.mark.parametrize("date", ["Thu, 01 Jan 1970 00:00:00 GMT", "Fri, 01 Jan 2100 00:00:00 GMT"])
+def test_the_newest_is_the_one_with_the_highest_number_whatever_clocks_say(
+    bucket: BucketCheckpoints,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    date: str,
+) -> None:
+    def skew_clock(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
+        headers |= {name: date for name in ("date", "last-modified") if name in headers}
+        return body
+
+    with break_requests(endpoint, answer_with=skew_clock) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        for step in (10, 9):
+            bucket.upload(save(tmp_path / "a", step))
+        assert bucket.find_newest() == 10
+        verify_checkpoint(bucket.download(10, tmp_path / "b"))
 
 
 @pytest.mark.parametrize("upload_check", ["read_back", "checksum"])

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 server that breaks requests: it changes bytes, fails, or hangs up."""
+"""A proxy in front of an S3 server that breaks requests and answers: it changes bytes, fails, hangs up."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ import httpx
 Fault = Callable[[str, str, bytes], "bytes | int | None"]
 """Gets method, path and body; returns the body to forward, a status to answer, or None to hang up."""
 
+Answer = Callable[[str, str, dict[str, str], bytes], bytes]
+"""Gets method, path, headers, which it may change, and body of an answer; returns the body to send."""
+
 _HOP_HEADERS = {"connection", "content-length", "transfer-encoding", "host", "content-encoding"}
 
 
 @contextmanager
-def break_requests(endpoint: str, fault: Fault) -> Iterator[str]:
+def break_requests(
+    endpoint: str,
+    fault: Fault = lambda method, path, body: body,
+    answer_with: Answer = lambda method, path, headers, body: body,
+) -> Iterator[str]:
     """Yields the proxy's endpoint."""
 
     client = httpx.Client(verify=False)  # plain HTTP: reading certificates takes long
@@ -39,14 +46,15 @@ def break_requests(endpoint: str, fault: Fault) -> Iterator[str]:
             answer = client.request(
                 self.command, f"{endpoint}{self.path}", content=changed, headers=headers
             )
+            answered = {k: v for k, v in answer.headers.items() if k not in _HOP_HEADERS}
+            content = answer_with(self.command, self.path, answered, answer.content)
             self.send_response(answer.status_code)
-            for key, value in answer.headers.items():
-                if key.lower() not in _HOP_HEADERS:
-                    self.send_header(key, value)
-            length = answer.headers.get("content-length", str(len(answer.content)))
+            for key, value in answered.items():
+                self.send_header(key, value)
+            length = answer.headers.get("content-length", str(len(content)))
             self.send_header("Content-Length", length)
             self.end_headers()
-            self.wfile.write(answer.content)
+            self.wfile.write(content)
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 

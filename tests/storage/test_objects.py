@@ -19,7 +19,7 @@ from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import check_training_data
 from skyfleet.errors import ConfigError, MissingExtraError
-from skyfleet.storage import objects
+from skyfleet.storage import objects, transfer
 from skyfleet.storage.credentials import names_credentials, read_aws_profile
 from skyfleet.storage.objects import (
     delete_object,
@@ -94,6 +94,16 @@ def test_a_failing_service_is_retried(account: pytest.MonkeyPatch) -> None:
     busy = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     with respond_with(account, busy, COMPLETE):
         assert read_bytes("s3://tasks/a") == b"data"
+
+
+def test_a_server_that_rejects_this_machines_clock_is_quoted(account: pytest.MonkeyPatch) -> None:
+    body = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+    head = b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with (
+        respond_with(account, head + body),
+        pytest.raises(PermissionError, match="RequestTimeTooSkewed"),
+    ):
+        read_bytes("s3://tasks/a")
 
 
 def test_an_interrupted_body_is_read_again(account: pytest.MonkeyPatch) -> None:
@@ -190,10 +200,13 @@ def test_objects_are_listed_and_deleted(bucket: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checksum", [False, True])
 def test_a_large_file_is_sent_in_parts_and_its_hash_is_that_of_the_object(
-    bucket: str, tmp_path: Path, checksum: bool
+    bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checksum: bool
 ) -> None:
+    # S3 accepts no smaller parts.
+    monkeypatch.setattr(transfer, "_PART_BYTES", 5 * 1024 * 1024)
+    monkeypatch.setattr(transfer, "_READ_BYTES", 1024 * 1024)
     path, copy = tmp_path / "large", tmp_path / "copy"
-    path.write_bytes(random.Random(0).randbytes(20 * 1024 * 1024))
+    path.write_bytes(random.Random(0).randbytes(11 * 1024 * 1024))
     sent = upload_file(path, f"{bucket}/large", checksum=checksum)
     assert sent == hash_object(f"{bucket}/large") == download_file(f"{bucket}/large", copy)
     assert copy.read_bytes() == path.read_bytes()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
@@ -24,6 +25,7 @@ from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
+from skyfleet.storage import upload_queue
 from skyfleet.storage.bucket_lock import BucketLock, lock_address
 from skyfleet.storage.lock_owner import Owner
 from skyfleet.storage.objects import list_objects, read_object, write_object
@@ -173,27 +175,35 @@ def test_a_path_needs_no_credentials(tmp_path: Path) -> None:
     assert drop_buckets_without_credentials(config) is config
 
 
-@pytest.mark.parametrize(("timeout_seconds", "expected"), [(20, [1]), (0, [])])
+@pytest.mark.parametrize(
+    ("server", "timeout_seconds", "expected"),
+    [("slow", 30, [1]), ("hanging", 0.2, [])],
+)
 async def test_the_end_of_a_run_waits_for_its_uploads_until_the_deadline(
     endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
+    server: str,
     timeout_seconds: float,
     expected: list[int],
 ) -> None:
-    def answer_slowly(method: str, path: str, body: bytes) -> bytes:
-        time.sleep(0.05)
-        return body
+    monkeypatch.setattr(upload_queue, "STOP_SECONDS", 0.1)
+    released = Event()
+
+    def answer_late(method: str, path: str, body: bytes) -> bytes | None:
+        released.wait(0.02 if server == "slow" else 60)
+        return body if server == "slow" else None
 
     address = f"{use_bucket(monkeypatch, endpoint, 'drained')}/{tmp_path.name}"
     bucket = BucketCheckpoints(address=address)
-    with break_requests(endpoint, answer_slowly) as proxy:
+    with break_requests(endpoint, answer_late) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
         uploads = CheckpointUploads(bucket, tmp_path, run_folder=tmp_path, list_records=list)
         run_uploads = RunUploads(checkpoints=uploads, timeout_seconds=timeout_seconds)
         run_uploads.submit(save_checkpoint(tmp_path, 1, {"state": JsonPart(TrainerState())}))
         await run_uploads.close()
+        released.set()
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
     assert bucket.list_complete_steps() == expected
     assert ("not uploaded: checkpoint 1;" in caplog.text) == (not expected)

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 2.0
 _MAX_RETRY_SECONDS = 60.0
-_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
 
 Check = Callable[[], None]
 Work = Callable[[Check], None]
@@ -85,7 +85,7 @@ class UploadQueue:
             self._stopped = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(STOP_SECONDS)
         return left
 
     def check(self) -> None:
