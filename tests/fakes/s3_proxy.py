@@ -15,6 +15,8 @@ Fault = Callable[[str, str, bytes], "bytes | int | None"]
 Answer = Callable[[str, str, dict[str, str], bytes], bytes]
 """Gets method, path, headers, which it may change, and body of an answer; returns the body to send."""
 
+_SIGNATURE = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"
+"""moto wants one and checks none, so that Google's XML API can be tried with it."""
 _HOP_HEADERS = {"connection", "content-length", "transfer-encoding", "host", "content-encoding"}
 
 
@@ -43,6 +45,8 @@ def break_requests(
                 self.end_headers()
                 return
             headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_HEADERS}
+            if not headers.get("authorization", "").startswith("AWS4"):
+                headers["authorization"] = _SIGNATURE
             answer = client.request(
                 self.command, f"{endpoint}{self.path}", content=changed, headers=headers
             )

@@ -24,6 +24,7 @@ from skyfleet.storage.objects import (
     write_object,
 )
 from skyfleet.storage.transfer import hash_object, upload_file
+from skyfleet.storage.versions import read_version, replace_version
 
 pytestmark = pytest.mark.exhaustive
 
@@ -79,6 +80,11 @@ def test_objects_in_azure_are_written_listed_read_and_deleted(
     assert hash_object(f"{container}/b/large") == sent
     assert list_folders(container) == ["a", "b"]
     assert [info.size_bytes for info in list_objects(container)] == [1, 40_000_000]
+    found = read_version(f"{container}/a/small")
+    assert found is not None
+    assert not replace_version(f"{container}/a/small", b"2", None)
+    assert replace_version(f"{container}/a/small", b"3", found[1])
+    assert not replace_version(f"{container}/a/small", b"4", found[1])
     for _ in range(2):
         delete_object(f"{container}/a/small")
     with pytest.raises(FileNotFoundError):

@@ -15,6 +15,7 @@ from threading import Thread
 
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
+from tests.fakes.s3_proxy import break_requests
 
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import check_training_data
@@ -211,6 +212,28 @@ def test_a_large_file_is_sent_in_parts_and_its_hash_is_that_of_the_object(
     assert sent == hash_object(f"{bucket}/large") == download_file(f"{bucket}/large", copy)
     assert copy.read_bytes() == path.read_bytes()
     assert sent.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_googles_xml_api_is_spoken_for_gs_addresses(
+    endpoint: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """moto, because gcp-storage-emulator has the JSON API only; it knows no generations."""
+    monkeypatch.setattr(transfer, "_PART_BYTES", 5 * 1024 * 1024)
+    path = tmp_path / "large"
+    path.write_bytes(random.Random(0).randbytes(6 * 1024 * 1024))
+    with break_requests(endpoint) as proxy:
+        key = {"gcs_base_url": proxy, "disable_oauth": True}
+        key |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+        place = "gs://tasks/google"
+        write_object(f"{place}/a/small", b"1")
+        assert read_object(f"{place}/a/small") == b"1"
+        assert upload_file(path, f"{place}/large") == hash_object(f"{place}/large")
+        assert [info.name for info in list_objects(place)] == ["a/small", "large"]
+        assert list_folders(place) == ["a"]
+        delete_object(f"{place}/large")
+        with pytest.raises(FileNotFoundError):
+            read_object(f"{place}/large")
 
 
 def test_a_stopped_upload_leaves_the_old_object(bucket: str, tmp_path: Path) -> None:

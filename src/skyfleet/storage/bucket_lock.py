@@ -18,7 +18,7 @@ from threading import Event, Lock, Thread
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.lock_owner import Owner, parse_owner
 from skyfleet.storage.objects import delete_object, join
-from skyfleet.storage.versions import read_version, replace_version
+from skyfleet.storage.versions import Version, read_version, replace_version
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class BucketLock:
             )
 
     async def _wait_for_heartbeat(
-        self, found: Owner, version: str | None, on_wait: Callable[[str], None]
-    ) -> str | None:
+        self, found: Owner, version: Version | None, on_wait: Callable[[str], None]
+    ) -> Version | None:
         """The version of the record that does not change; None if it was removed meanwhile."""
         on_wait(
             f"{self._address} was left by {found.describe()}: waiting {WAIT_SECONDS:.0f} seconds to "
@@ -92,7 +92,7 @@ class BucketLock:
         logger.warning("%s is taken over from %s", self._address, found.describe())
         return version
 
-    def _read(self) -> tuple[Owner | None, str | None]:
+    def _read(self) -> tuple[Owner | None, Version | None]:
         """The record and its version; None and a version for what is not a record."""
         found = read_version(self._object)
         return (None, None) if found is None else (parse_owner(found[0]), found[1])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from skyfleet.storage.objects import open_place
 from skyfleet.storage.obstore_errors import explain_errors
 
+Version = Mapping[str, str]
+"""S3 and Azure compare the ETag, Google the version (its generation)."""
 
-def read_version(address: str) -> tuple[bytes, str] | None:
+
+def read_version(address: str) -> tuple[bytes, Version] | None:
     """An object and its version, which is empty if the server has none; None without an object."""
     place = open_place(address)
     import obstore
@@ -16,12 +20,13 @@ def read_version(address: str) -> tuple[bytes, str] | None:
     try:
         with explain_errors(address):
             found = obstore.get(place.store, place.key)
-            return bytes(found.bytes()), found.meta["e_tag"] or ""
+            meta = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
+            return bytes(found.bytes()), {key: value for key, value in meta.items() if value}
     except FileNotFoundError:
         return None
 
 
-def replace_version(address: str, data: bytes, version: str | None) -> bool:
+def replace_version(address: str, data: bytes, version: Version | None) -> bool:
     """Replace an object that still has this version, or create it (None); False if it has not.
 
     A folder, and a server that has no versions or ignores the condition, replaces any.
@@ -30,7 +35,7 @@ def replace_version(address: str, data: bytes, version: str | None) -> bool:
     import obstore
     from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 
-    mode: Any = "create" if version is None else {"e_tag": version} if version else "overwrite"
+    mode: Any = "create" if version is None else dict(version) or "overwrite"
     with explain_errors(address):
         try:
             obstore.put(place.store, place.key, data, mode=mode, use_multipart=False)
