@@ -45,7 +45,7 @@ def main() -> None:
         with redirect_stdout(sys.stderr):
             configurations = warm_up(folder)
         served = folder / "served"
-        served.mkdir()
+        (served / BUCKET).mkdir(parents=True)
         if arguments.rclone:
             port = find_free_port()
             stack.enter_context(serve_rclone(served, port))
@@ -80,9 +80,9 @@ def _kill_runs(
     faults: Counter[str] = Counter()
     while kills < count:
         runs += 1
-        killed, bucket = folder / f"killed {runs}", served / BUCKET
-        bucket.mkdir()
-        address = f"s3://{BUCKET}" if rclone else str(bucket)
+        # Not the same place twice: rclone remembers files that were removed behind its back.
+        killed, bucket = folder / f"killed {runs}", served / BUCKET / f"{runs}-{rng.random()}"
+        address = f"s3://{BUCKET}/{bucket.name}" if rclone else str(bucket)
         keys = ("ckpt_bucket", "trajectory_bucket")
         words = [*overrides, *(f"trainer.{key}={address}" for key in keys)]
         for _ in range(rng.randint(1, MAX_KILLS)):
@@ -96,7 +96,6 @@ def _kill_runs(
                 shutil.rmtree(killed / "run", ignore_errors=True)
         faults[_finish(killed, bucket, words, expected)] += 1
         shutil.rmtree(killed)
-        shutil.rmtree(bucket)
     shutil.rmtree(straight)
     return f"{kills} | {lost} | {runs} | {faults['stuck']} | {faults['different']}"
 

@@ -12,8 +12,9 @@ import httpx
 Fault = Callable[[str, str, bytes], "bytes | int | None"]
 """Gets method, path and body; returns the body to forward, a status to answer, or None to hang up."""
 
-Answer = Callable[[str, str, dict[str, str], bytes], bytes]
-"""Gets method, path, headers, which it may change, and body of an answer; returns the body to send."""
+Answer = Callable[[str, str, dict[str, str], bytes], "bytes | int"]
+"""Gets method, path, headers, which it may change, and body of an answer; returns the body to send, or
+a status to send instead."""
 
 _SIGNATURE = "AWS4-HMAC-SHA256 Credential=testing/20260101/us-east-1/s3/aws4_request"
 """moto wants one and checks none, so that Google's XML API can be tried with it."""
@@ -40,9 +41,7 @@ def break_requests(
                 self.close_connection = True
                 return
             if isinstance(changed, int):
-                self.send_response(changed)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+                self.send_status(changed)
                 return
             headers = {k: v for k, v in self.headers.items() if k.lower() not in _HOP_HEADERS}
             if not headers.get("authorization", "").startswith("AWS4"):
@@ -52,6 +51,9 @@ def break_requests(
             )
             answered = {k: v for k, v in answer.headers.items() if k not in _HOP_HEADERS}
             content = answer_with(self.command, self.path, answered, answer.content)
+            if isinstance(content, int):
+                self.send_status(content)
+                return
             self.send_response(answer.status_code)
             for key, value in answered.items():
                 self.send_header(key, value)
@@ -59,6 +61,11 @@ def break_requests(
             self.send_header("Content-Length", length)
             self.end_headers()
             self.wfile.write(content)
+
+        def send_status(self, status: int) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
 

@@ -12,9 +12,10 @@ from time import monotonic, sleep
 
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket
+from tests.fakes.s3_proxy import break_requests
 
 from skyfleet.errors import CheckpointError, ConfigError
-from skyfleet.storage import bucket_lock
+from skyfleet.storage import bucket_lock, objects
 from skyfleet.storage.bucket_lock import OWNER, BucketLock
 from skyfleet.storage.lock_owner import Owner, parse_owner
 from skyfleet.storage.objects import delete_object, list_objects, read_object, write_object
@@ -97,6 +98,22 @@ def test_of_processes_that_start_together_one_uploads(address: str) -> None:
     for future in futures:
         if not future.exception():
             future.result().release()
+
+
+def test_a_record_whose_answer_was_lost_is_ones_own(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, answers = f"{use_bucket(monkeypatch, endpoint, 'locked')}/lost", count()
+    monkeypatch.setattr(objects, "FIRST_BACKOFF_SECONDS", 0.01)
+
+    def lose_first(method: str, path: str, headers: dict[str, str], body: bytes) -> bytes | int:
+        return 503 if method == "PUT" and next(answers) == 0 else body
+
+    with break_requests(endpoint, answer_with=lose_first) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy)
+        acquire(address).release()
+        assert list_objects(address) == []
+    assert next(answers) > 1, "the request was repeated"
 
 
 def test_a_process_elsewhere_that_still_uploads_is_not_replaced(address: str) -> None:

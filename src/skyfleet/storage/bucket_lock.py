@@ -51,6 +51,8 @@ class BucketLock:
         is_ours = False
         try:
             is_ours = replace_version(self._object, self._format_owner(), version)
+            # A request that was answered too late is repeated, and finds its own record.
+            is_ours = is_ours or self._is_recorded()
         finally:
             if not is_ours:
                 _held.discard(self._owner.token)
@@ -100,10 +102,13 @@ class BucketLock:
     def _format_owner(self) -> bytes:
         return self._owner.model_dump_json().encode() + b"\n"
 
+    def _is_recorded(self) -> bool:
+        owner, _ = self._read()
+        return owner is not None and owner.token == self._owner.token
+
     def _remove(self) -> None:
         with self._writing, suppress(OSError):  # a record that stays is found not to change
-            owner, _ = self._read()
-            if owner is not None and owner.token == self._owner.token:
+            if self._is_recorded():
                 delete_object(self._object)
 
     def _beat(self) -> None:
