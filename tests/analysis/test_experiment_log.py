@@ -12,10 +12,11 @@ from tests.trajectories.making import attempt, call_turn, group
 
 from skyfleet.analysis.advice import suggest_next_steps
 from skyfleet.analysis.before_after import BehaviourChange
+from skyfleet.analysis.dump_import import import_dumps
 from skyfleet.analysis.experiment_log import experiment_entry
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.formatting import NOTHING
-from skyfleet.analysis.run_folder import import_dumps, open_run
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.config.keys import dump_yaml
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.compare import compare

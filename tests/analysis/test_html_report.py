@@ -24,12 +24,12 @@ from tests.analysis.report_runs import (
 from tests.trajectories.making import attempt, call_turn, played
 from typer.testing import CliRunner
 
+from skyfleet.analysis.dump_import import IMPORTED
 from skyfleet.analysis.html.curves import group_rewards_by_prompt, mean_rewards, mixed_shares
 from skyfleet.analysis.html.episodes import select_examples
 from skyfleet.analysis.html.formatting import NOTHING
 from skyfleet.analysis.html.page import build_report_page, write_report
 from skyfleet.analysis.html.page_data import first_and_last_entries, read_runs
-from skyfleet.analysis.run_folder import IMPORTED
 from skyfleet.cli.report import report_command
 from skyfleet.config.loading import load_config_file
 from skyfleet.errors import ConfigError

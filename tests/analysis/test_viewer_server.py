@@ -23,7 +23,8 @@ from tests.analysis.viewer_run import (
 )
 from tests.trajectories.making import attempt
 
-from skyfleet.analysis.run_folder import IMPORTED, open_run
+from skyfleet.analysis.dump_import import IMPORTED
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.viewer import failure_classes as classes
 from skyfleet.analysis.viewer import listing
 from skyfleet.analysis.viewer import search as viewer_search

@@ -44,12 +44,12 @@ def test_view_prints_its_address_answers_and_exits_on_an_interrupt(tmp_path: Pat
 
 def test_a_missing_episode_is_a_record_error(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"'train/1/9': .* has no such episode"):
-        view_command(write_run(tmp_path, plain=4), episode="train/1/9")
+        view_command(str(write_run(tmp_path, plain=4)), episode="train/1/9")
 
 
 def test_a_folder_that_is_no_run_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
-        view_command(tmp_path)
+        view_command(str(tmp_path))
 
 
 def test_the_viewer_needs_no_torch() -> None:

@@ -85,6 +85,7 @@ trainer.max_tokens_per_microbatch
 trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env trainer.curriculum
 trainer.eval_before_train trainer.eval_interval
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path trainer.resume_strict trainer.journal
+trainer.ckpt_bucket trainer.trajectory_bucket trainer.ckpt_upload_check trainer.upload_timeout_seconds
 trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger
 generator.n_samples_per_prompt generator.eval_n_samples_per_prompt generator.max_turns
 generator.max_input_length generator.trajectory_timeout_seconds generator.chat_template_kwargs

@@ -1,34 +1,30 @@
-"""RunFolder: read the files of a training run, also while it is still running; import dumps."""
+"""RunFolder: read the files of a training run, also while it is still running, or from a bucket."""
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from skyfleet.config.keys import dump_yaml
-from skyfleet.config.loading import load_config, load_recorded_config
+from skyfleet.analysis.bucket_runs import fetch_run
+from skyfleet.analysis.dump_import import IMPORTED
+from skyfleet.config.loading import load_recorded_config
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.evaluation.report import EvalReport, save_evaluation
-from skyfleet.storage.local import atomic_folder, write_atomically
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.storage.store import is_remote
 from skyfleet.trajectories.archive import read_trajectories
 from skyfleet.trajectories.entry import Entry, index_path
 from skyfleet.trajectories.index import list_entries
 from skyfleet.trajectories.records import RecordError
-from skyfleet.trajectories.skyrl_dump import read_dump
 from skyfleet.trajectories.trajectory import Trajectory
 
 OnDamage = Callable[[RecordError], None]
 logger = logging.getLogger(__name__)
-IMPORTED = "imported_from.txt"
-"""Marks a run folder that was imported from dumps, and contains their path."""
-_STEP = re.compile(r"global_step_(\d+)(?:_evals)?")
 
 
 def read_entries(
@@ -110,7 +106,9 @@ class RunFolder:
         return list_entries(self.trajectories, on_damage=on_damage)
 
 
-def open_run(path: Path) -> RunFolder:
+def open_run(path: Path | str) -> RunFolder:
+    """Open a run folder, or a run or SkyRL's dumps at an address such as s3://bucket/evals/run."""
+    path = fetch_run(str(path)) if is_remote(path) else Path(path)
     config = path / "config.yaml"
     if not config.is_file():
         raise ConfigError(
@@ -139,36 +137,3 @@ def _parse_row(line: str, where: str) -> dict[str, float]:
     if not isinstance(row, dict) or "step" not in row:
         raise RecordError(f"{where}: not a row of metrics; remove the line, or copy the file again")
     return row
-
-
-def find_dumps(dumped_evals: Path) -> Iterator[tuple[str, int, Path]]:
-    """Set, step and folder of each dump; files directly in a step's folder are the set `val`."""
-    found = False
-    for folder in sorted(dumped_evals.glob("global_step_*")):
-        if match := _STEP.fullmatch(folder.name):
-            for part in (folder, *sorted(folder.iterdir())):
-                if part.is_dir() and any(part.glob("*.jsonl")):
-                    found = True
-                    yield "val" if part == folder else part.name, int(match[1]), part
-    if not found:
-        raise ConfigError(
-            f"{dumped_evals} holds no global_step_N_evals with a .jsonl file; "
-            "pass SkyRL's dumped_evals folder"
-        )
-
-
-def import_dumps(dumped_evals: Path, run: Path) -> None:
-    """Convert SkyRL's evaluation dumps to a run folder with trajectories and reports.
-
-    The folder appears only when it is complete.
-    """
-    if run.exists():
-        raise ConfigError(f"{run} exists; name a new folder")
-    found = list(find_dumps(dumped_evals))
-    with atomic_folder(run) as draft:
-        for name, step, folder in found:
-            groups = read_dump(folder)
-            save_evaluation(draft, EvalReport.from_groups(name, groups, step=step), groups)
-        settings = [f"trainer.run_name={run.name}", f"trainer.run_path={run}"]
-        write_atomically(draft / "config.yaml", dump_yaml(load_config("", settings)))
-        write_atomically(draft / IMPORTED, f"{dumped_evals.resolve()}\n")

@@ -186,7 +186,7 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Open a run folder, such as runs/notes.
+    """Open a run folder, such as runs/notes, or one in a bucket, such as s3://bucket/runs/notes.
 
     >>> import skyfleet as sf
     >>> def loud(answer):
@@ -202,7 +202,7 @@ def load_run(path: str | Path) -> Run:
     >>> run.metrics["step"]
     [0, 1]
     """
-    return Run(open_run(Path(path)))
+    return Run(open_run(path))
 
 
 class Report:

@@ -51,7 +51,9 @@ def find_verified_checkpoint(
         found = find_checkpoint(root, mode, path)
         return None if found is None else verify_checkpoint(found)
     damages: list[CheckpointError] = []
-    folders = sorted(_list_folders(root), key=_read_number, reverse=True)
+    folders = sorted(
+        _list_folders(root), key=lambda folder: read_step_number(folder.name), reverse=True
+    )
     for folder in folders:
         try:
             found = verify_checkpoint(read_checkpoint(folder))
@@ -74,13 +76,13 @@ def find_verified_checkpoint(
 
 
 def _list_folders(root: Path) -> list[Path]:
-    return [folder for folder in root.glob("global_step_*") if _read_number(folder) >= 0]
+    return [folder for folder in root.glob("global_step_*") if read_step_number(folder.name) >= 0]
 
 
-def _read_number(folder: Path) -> int:
-    """The step in the name; -1 for another name."""
-    number = folder.name.removeprefix("global_step_")
-    return int(number) if number.isdecimal() else -1
+def read_step_number(name: str) -> int:
+    """The step in the name of a checkpoint's folder; -1 for another name."""
+    number = name.removeprefix("global_step_")
+    return int(number) if name != number and number.isdecimal() else -1
 
 
 def list_complete_checkpoints(root: Path) -> list[Checkpoint]:

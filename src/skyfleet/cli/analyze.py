@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +32,9 @@ _EXAMPLES = 3
 
 
 def analyze_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder that train wrote.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A folder that train wrote, or its s3:// address.")
+    ],
     only: Annotated[
         str | None, typer.Option("--eval-set", help="One evaluation set, or train.")
     ] = None,

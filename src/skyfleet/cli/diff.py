@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +28,7 @@ Side = Mapping[str, "Sequence[Entry]"]
 def diff_command(
     run: RunPath,
     other: Annotated[
-        Path | None, typer.Argument(help="The second run; by default the same.")
+        str | None, typer.Argument(help="The second run; by default the same.")
     ] = None,
     set_name: Annotated[str | None, typer.Option("--eval-set", help="One evaluation set.")] = None,
     before: Annotated[

@@ -17,7 +17,7 @@ def import_dumps_command(
     dry_run: DryRun = False,
 ) -> None:
     """Convert dumps to a run folder for analyze, report, view, diff and log."""
-    from skyfleet.analysis.run_folder import find_dumps, import_dumps
+    from skyfleet.analysis.dump_import import find_dumps, import_dumps
 
     if dry_run:
         for name, step, place in find_dumps(dumped_evals):

@@ -12,19 +12,24 @@ from skyfleet.terminal import print
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, or their s3:// addresses.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write, or the folder for report.html; by default the first run."
+            help="The file to write, or the folder for report.html; by default the first run's, or for an address the current."
         ),
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Write a run's report as one HTML file; several runs are compared with the first."""
     from skyfleet.api.runs import load_run
+    from skyfleet.storage.store import is_remote
 
     first, *others = map(load_run, runs)
+    if output is None and is_remote(runs[0]):
+        output = Path()  # not the cache
     page = first.find_report_path(output)
     if dry_run:
         names = ", ".join(run.name for run in (first, *others))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
     from skyfleet.config.root import RunConfig
 
 
-RunPath = Annotated[Path, typer.Argument(help="A run's folder, such as runs/local_tiny_cpu.")]
+RunPath = Annotated[
+    str, typer.Argument(help="A run's folder, such as runs/local_tiny_cpu, or its s3:// address.")
+]
 
 
 def load_episode_tasks(run: RunFolder, entries: Iterable[Entry]) -> dict[str, Task]:

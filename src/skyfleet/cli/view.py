@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from skyfleet.cli.arguments import AllowHost
+from skyfleet.cli.run_tasks import RunPath
 from skyfleet.terminal import print
 
 
 def view_command(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/local_tiny_cpu.")],
+    run: RunPath,
     episode: Annotated[
         str | None, typer.Option(metavar="ID", help="Open this episode, such as eval/val/40/3.")
     ] = None,

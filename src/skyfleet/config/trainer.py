@@ -138,6 +138,18 @@ Hugging Face's format too."""
     journal: bool = True
     """Record finished training episodes, so that a killed run does not play them again."""
 
+    ckpt_bucket: str | None = Field(None, min_length=1)
+    """Upload checkpoints to {bucket}/{project_name}/{model}/{run_name}/global_step_N and resume from \
+there: a bucket in S3, or s3://, gs:// or az:// with its name, or a path that starts with / or ."""
+    trajectory_bucket: str | None = Field(None, min_length=1)
+    """Upload evaluation dumps to {bucket}/evals/{run_name}/global_step_N and the run folder without \
+its checkpoints to {bucket}/runs/{run_name}."""
+    ckpt_upload_check: Literal["read_back", "checksum"] = "read_back"
+    """read_back downloads and hashes every uploaded file; checksum lets S3 compare a SHA-256 of every \
+part, which AWS does and other servers may not."""
+    upload_timeout_seconds: float = Field(1800.0, ge=0)
+    """How long the end of a run waits for its uploads, also after SIGTERM."""
+
     project_name: str = "skyfleet"
     run_name: str = Field("test_run", min_length=1)
     run_path: str = "runs/test_run"

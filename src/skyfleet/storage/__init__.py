@@ -1,1 +1,1 @@
-"""Storage: atomic local files and folders, and objects in S3."""
+"""Storage: atomic local files and folders, objects in buckets, and background uploads."""

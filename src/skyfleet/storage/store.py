@@ -1,15 +1,15 @@
-"""Read and write bytes at a local path or an s3:// address."""
+"""Read and write bytes at a local path or an address in a bucket: s3://, gs:// or az://."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from skyfleet.storage.local import write_atomically
-from skyfleet.storage.s3 import SCHEME, delete_object, read_object, write_object
+from skyfleet.storage.objects import delete_object, is_address, read_object, write_object
 
 
 def is_remote(address: Path | str) -> bool:
-    return str(address).startswith(SCHEME)
+    return is_address(address)
 
 
 def read_bytes(address: Path | str) -> bytes:

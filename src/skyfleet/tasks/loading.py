@@ -1,4 +1,4 @@
-"""Load and write task files: .json, .jsonl and .parquet, local or in S3."""
+"""Load and write task files: .json, .jsonl and .parquet, local or in a bucket."""
 
 from __future__ import annotations
 

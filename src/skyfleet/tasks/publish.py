@@ -60,7 +60,7 @@ def fleet_table(tasks: Sequence[Task]) -> bytes:
 
 
 def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None:
-    """Write the files; a folder is replaced atomically, in S3 the manifest is written last."""
+    """Write the files; a folder is replaced atomically, in a bucket the manifest is written last."""
     whole = {**files, MANIFEST: manifest.to_bytes()}
     if is_remote(folder):
         for name, data in whole.items():

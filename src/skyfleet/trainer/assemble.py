@@ -37,6 +37,7 @@ from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
@@ -83,7 +84,7 @@ async def assemble(
     *,
     checkpoint: Checkpoint | None = None,
     given: GivenObjects | None = None,
-    locks: Sequence[FolderLock] = (),
+    locks: Sequence[FolderLock | BucketLock] = (),
     on_progress: OnProgress = lambda _: None,
 ) -> Run:
     """Build the run; `checkpoint` replaces the configured weights with saved ones.

@@ -15,7 +15,9 @@ from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import SkyfleetError, require_torch
 from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
+from skyfleet.trainer.restoring import find_newer_in_bucket
 from skyfleet.trainer.resuming import check_startable, describe_start
 from skyfleet.trainer.tasks import build_schedule, check_disjoint, load_sources, load_training_tasks
 
@@ -68,7 +70,9 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
 
 
 def _find_start(config: RunConfig) -> str | None:
-    return describe_start(config, check_startable(config))
+    start = describe_start(config, check_startable(config))
+    newer = find_newer_in_bucket(drop_buckets_without_credentials(config))
+    return start if newer is None else f"would download {newer} and resume from it"
 
 
 def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:

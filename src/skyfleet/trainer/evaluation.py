@@ -14,7 +14,14 @@ from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
 from skyfleet.evaluation.evaluate import GradedSets, evaluate
 from skyfleet.evaluation.model_selection import select_best_step
-from skyfleet.evaluation.report import EvalReport, load_report, metric_prefix, save_report
+from skyfleet.evaluation.report import (
+    MAIN_PREFIX,
+    EvalReport,
+    load_report,
+    metric_prefix,
+    save_report,
+)
+from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.registry import build_modes
@@ -135,9 +142,10 @@ class Evaluator:
         await self.verify()
         if ungraded := describe_ungraded(groups):
             self.console.note(f"{name}: {ungraded}")
-        metrics = report.metrics(metric_prefix(name, is_main=name == next(iter(self.sets))))
+        prefix = metric_prefix(name, is_main=name == next(iter(self.sets)))
+        metrics = report.metrics(prefix)
         if self.dump is not None:
-            self.dump(name, step, groups, metrics)
+            self.dump(name, step, groups, metrics | _rollout_metrics(groups, prefix))
         save_report(self.folder, report)
         self.callbacks.evaluation(report)
         self.graded_sets.check(name, groups)
@@ -165,6 +173,16 @@ class Evaluator:
             for sentence in baseline_faults(self.baselines[name]):
                 self.console.note(f"{name}: {sentence}")
         return self.baselines[name]
+
+
+def _rollout_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
+    """SkyRL's rollout metrics of an evaluation, such as `eval/all/generate/avg_num_tokens`."""
+    overall = f"{prefix}/all" if prefix == MAIN_PREFIX else prefix
+    return {
+        f"{overall}/{key}": value
+        for key, value in episode_metrics(groups).items()
+        if key.startswith(("generate/", "environment/"))
+    }
 
 
 def _build_dump(config: RunConfig, policy_client: PolicyClient) -> Dump:

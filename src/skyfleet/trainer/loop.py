@@ -130,6 +130,7 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
     run.state.logged_step = step
     # The row has these metrics now: an error while saving must not put them into the next one.
     run.mark_resume_point()
+    run.uploads.publish(step)
     renews_reference = run.schedule.renews_reference_at(step)
     if renews_reference:
         run.state.reference_step = step

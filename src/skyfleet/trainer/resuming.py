@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from skyfleet.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from skyfleet.checkpoints.checkpoint import (
+    Checkpoint,
+    checkpoint_folder,
+    read_checkpoint,
+)
 from skyfleet.checkpoints.resume import (
     ResumeMode,
     find_checkpoint,
@@ -18,13 +23,25 @@ from skyfleet.config.keys import diff
 from skyfleet.config.loading import load_recorded_config
 from skyfleet.config.redaction import differs_in_secrets_only
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError
+from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.evaluation.report import remove_reports_after
 from skyfleet.storage.folder_lock import FolderLock, check_not_in_use, lock_folders
 from skyfleet.storage.local import sweep
 from skyfleet.storage.step_rows import read_last_step
+from skyfleet.storage.store import is_remote
+from skyfleet.trainer.bucket_layout import locate_checkpoints
 from skyfleet.trainer.exports import sweep_exports
+from skyfleet.trainer.restoring import (
+    check_complete,
+    download_newer,
+    download_reference,
+    download_resume_path,
+    open_bucket_step,
+    read_bucket_config,
+)
 from skyfleet.trajectories.archive import remove_episodes_after
+
+logger = logging.getLogger(__name__)
 
 CONFIG, METRICS = "config.yaml", "metrics.jsonl"
 
@@ -45,6 +62,10 @@ KEYS_MUTABLE_ON_RESUME = (
     "trainer.resume_path",
     "trainer.resume_strict",
     "trainer.journal",
+    "trainer.ckpt_bucket",
+    "trainer.trajectory_bucket",
+    "trainer.ckpt_upload_check",
+    "trainer.upload_timeout_seconds",
     "trainer.logger",
     "generator.remote_inference_engine_urls",
     "generator.weight_sync_dir",
@@ -69,6 +90,9 @@ KEYS_MUTABLE_ON_RESUME = (
     "environment.skyrl_gym.max_env_workers",
 )
 
+_PATH_KEYS = ("trainer.run_path", "trainer.ckpt_path", "trainer.export_path")
+"""Differ on another machine."""
+
 
 def hold_run_folders(
     config: RunConfig, on_progress: Callable[[str], None]
@@ -81,6 +105,12 @@ def check_startable(config: RunConfig) -> Checkpoint | None:
     """What a run would resume from, or its error; for a dry run, which holds and changes nothing."""
     for folder in _list_locked_folders(config):
         check_not_in_use(folder)
+    path = str(config.trainer.resume_path)
+    if config.trainer.resume_mode == "from_path" and is_remote(path):
+        reject_other_run(config)
+        bucket, step = open_bucket_step(path)
+        check_complete(bucket, step)
+        return None
     return find_resume_checkpoint(config)
 
 
@@ -89,7 +119,9 @@ def _list_locked_folders(config: RunConfig) -> list[Path]:
     return [run] if checkpoints.resolve() == run.resolve() else [run, checkpoints]
 
 
-def prepare_folders(config: RunConfig) -> Checkpoint | None:
+def prepare_folders(
+    config: RunConfig, on_progress: Callable[[str], None] = lambda _: None
+) -> Checkpoint | None:
     """Remove what a killed process left half-written, and find the checkpoint to resume from.
 
     The folders must be locked. Those of another run raise ConfigError and stay unchanged.
@@ -103,7 +135,47 @@ def prepare_folders(config: RunConfig) -> Checkpoint | None:
     # Several runs may share a folder of exports elsewhere, and only this run's folder is locked.
     if exports.resolve().is_relative_to(run.resolve()):
         sweep_exports(exports)
-    return find_resume_checkpoint(config)
+    return _find_in_bucket(config, on_progress) or find_resume_checkpoint(config)
+
+
+def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Checkpoint | None:
+    """Download the checkpoint to resume from, with the run's records, if it is newer than local ones."""
+    trainer, bucket = config.trainer, locate_checkpoints(config)
+    if trainer.resume_mode == "from_path" and is_remote(str(trainer.resume_path)):
+        download_resume_path(config, on_progress)
+        return None
+    if bucket is None or trainer.resume_mode == "from_path":
+        return None
+    if trainer.resume_mode == "none":
+        if steps := bucket.list_steps():
+            raise ConfigError(
+                f"trainer.resume_mode=none, but {bucket.step_address(steps[0])} exists; give "
+                "trainer.run_name another name, or resume with trainer.resume_mode=latest"
+            )
+        return None
+    recorded = read_bucket_config(bucket)
+    if recorded is not None:
+        _reject_changes(recorded, config, bucket.address, exempt=_PATH_KEYS)
+    try:
+        local = _find_own_checkpoint(config)
+    except CheckpointError as damage:
+        if trainer.resume_strict:
+            raise
+        logger.warning("%s", damage)
+        local = None
+    newer = download_newer(config, bucket, -1 if local is None else local.step, on_progress)
+    if (found := newer or local) is not None:
+        download_reference(config, bucket, found)
+    return found
+
+
+def _read_resume_path(config: RunConfig) -> Checkpoint:
+    path = str(config.trainer.resume_path)
+    if not is_remote(path):
+        return read_checkpoint(Path(path))
+    return read_checkpoint(
+        checkpoint_folder(Path(config.trainer.ckpt_path), open_bucket_step(path)[1])
+    )
 
 
 def find_resume_checkpoint(config: RunConfig) -> Checkpoint | None:
@@ -153,7 +225,7 @@ def _find_checkpoint_from_path(config: RunConfig) -> Checkpoint:
     """
     trainer = config.trainer
     assert trainer.resume_path is not None, "the configuration was validated"
-    given = read_checkpoint(Path(trainer.resume_path))
+    given = _read_resume_path(config)
     newest = find_checkpoint(Path(trainer.ckpt_path), "latest")
     if newest is not None and newest.step > given.step:
         if not _repeats_resume_path(config):
@@ -194,15 +266,22 @@ def reject_other_run(config: RunConfig) -> None:
     )
     if not path.exists() or not (has_rows or has_checkpoint):
         return
+    _reject_changes(load_recorded_config(path), config, str(folder))
+
+
+def _reject_changes(
+    recorded: RunConfig, config: RunConfig, where: str, *, exempt: Collection[str] = ()
+) -> None:
     changed = {
         key: values
-        for key, values in diff(load_recorded_config(path), config).items()
-        if key not in KEYS_MUTABLE_ON_RESUME and not differs_in_secrets_only(key, *values)
+        for key, values in diff(recorded, config).items()
+        if key not in (*KEYS_MUTABLE_ON_RESUME, *exempt)
+        and not differs_in_secrets_only(key, *values)
     }
     if changed:
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(
-            f"{folder} was started with {key}={before!r} and this run has {now!r}; "
+            f"{where} was started with {key}={before!r} and this run has {now!r}; "
             "give trainer.run_name another name, or trainer.resume_mode=none with an empty folder"
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from skyfleet.algorithms.sample import Sample
@@ -15,6 +16,7 @@ from skyfleet.engines.engine import Engine
 from skyfleet.engines.factory import EngineOffload
 from skyfleet.learner.learner import Learner
 from skyfleet.sentinels.checker import InvariantChecker
+from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
@@ -24,6 +26,7 @@ from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.journal import Journal
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.tasks import Schedule
+from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trajectories.trajectory import Group
 from skyfleet.weight_sync.sync import WeightSync
 
@@ -129,8 +132,13 @@ class Run:
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
-    locks: Sequence[FolderLock] = ()
-    """Of the folders that the run writes to."""
+    locks: Sequence[FolderLock | BucketLock] = ()
+    """Of the folders and buckets that the run writes to."""
+    uploads: RunUploads = field(default_factory=RunUploads)
+    opened_at: float = field(default_factory=perf_counter)
+    """When the set-up of the run began."""
+    first_step: int = 0
+    """The step that this process began or resumed with."""
 
     def mark_resume_point(self) -> None:
         """An interruption keeps everything up to here; later work is repeated on resume."""
@@ -150,7 +158,7 @@ class Run:
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
     def check_locks(self) -> None:
-        """Before the run writes: raise if another process has taken over one of its folders."""
+        """Before the run writes: raise if another process has taken over one of them."""
         for lock in self.locks:
             lock.check()
 
@@ -159,15 +167,18 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
+        # Step 0 is the policy before reinforcement learning, the default KL reference.
+        protect = (0, self.state.best_step, self.state.reference_step)
+        self.uploads.remove_uploaded(protect)  # before: a checkpoint may need the space
         saved = save_checkpoint(
             self.checkpoints,
             self.state.step,
             checkpoint_parts(self.state, self.learner, self.critic, self.rollouts.sampler),
             max_to_keep=self.schedule.max_ckpts_to_keep,
-            # Step 0 is the policy before reinforcement learning, the default KL reference.
-            protect=(0, self.state.best_step, self.state.reference_step),
+            protect=(*protect, *self.uploads.pending_steps),
         )
         self.journal.follow_checkpoint(saved.step)
+        self.uploads.submit(saved)
         return saved
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -22,8 +22,15 @@ from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
+from skyfleet.storage.bucket_lock import lock_address
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
+from skyfleet.trainer.bucket_layout import (
+    REPORT,
+    check_trajectory_bucket,
+    drop_buckets_without_credentials,
+    locate_lock,
+)
 from skyfleet.trainer.resuming import (
     CONFIG,
     METRICS,
@@ -32,6 +39,7 @@ from skyfleet.trainer.resuming import (
     hold_run_folders,
     prepare_folders,
 )
+from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trainer.usage import record_usage
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPORT, PLAN_TABLE = "report.html", "plan.md"
+PLAN_TABLE = "plan.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +76,7 @@ async def run_training(
 
     async with open_training_run(config, given=given, on_progress=on_progress) as run:
         await train(run)
-        outcome = conclude(run)
-    write_run_report(outcome.folder)
-    return outcome
+        return conclude(run)
 
 
 @asynccontextmanager
@@ -86,8 +92,13 @@ async def open_training_run(
     unchanged. No other process can open the run until it is closed.
     """
     folder, start = Path(config.trainer.run_path), perf_counter()
-    async with hold_run_folders(config, on_progress) as locks:
-        checkpoint = prepare_folders(config)
+    config = drop_buckets_without_credentials(config)
+    check_trajectory_bucket(config)
+    async with (
+        hold_run_folders(config, on_progress) as locks,
+        lock_address(locate_lock(config), on_progress) as bucket_locks,
+    ):
+        checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
             on_progress(sentence)
         was_started = (folder / METRICS).exists()
@@ -97,7 +108,17 @@ async def open_training_run(
 
         with explain_disk_full(folder):
             run = await assemble(
-                config, checkpoint=checkpoint, given=given, locks=locks, on_progress=on_progress
+                config,
+                checkpoint=checkpoint,
+                given=given,
+                locks=[*locks, *bucket_locks],
+                on_progress=on_progress,
+            )
+            run = replace(
+                run,
+                uploads=RunUploads.from_config(config, bucket_locks),
+                opened_at=start,
+                first_step=run.state.step,
             )
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
@@ -106,20 +127,17 @@ async def open_training_run(
                     last_step = run.state.step if checkpoint else -1
                     discard_replayed_steps(folder, last_step)
                     run.checker.resume(last_step)
-                from_step = run.state.step
+                run.uploads.start()
                 with tuned_gc():
                     yield run
-                record_usage(
-                    folder,
-                    from_step=from_step,
-                    to_step=run.state.step,
-                    seconds=perf_counter() - start,
-                )
             finally:
-                await run.close()
+                try:
+                    await run.close()
+                finally:
+                    await run.uploads.close()
 
 
-def write_run_report(folder: Path) -> None:
+def _write_run_report(folder: Path) -> None:
     """Write report.html, and plan.md beside a plan; a failure is logged, because training succeeded."""
     try:
         if (folder / PLAN).is_file():
@@ -133,13 +151,20 @@ def write_run_report(folder: Path) -> None:
 
 
 def conclude(run: Run) -> TrainingOutcome:
-    """Compare every set before training with the same set now; writes results.md."""
+    """Compare every set before training with the same set now; writes results.md and the report."""
     comparisons = tuple(c for name in run.evaluator.sets if (c := _compare_set(run, name)))
     table = None
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
         write_atomically(run.folder / "results.md", table)
+    record_usage(
+        run.folder,
+        from_step=run.first_step,
+        to_step=run.state.step,
+        seconds=perf_counter() - run.opened_at,
+    )
+    _write_run_report(run.folder)
     return TrainingOutcome(
         folder=run.folder,
         step=run.state.step,
