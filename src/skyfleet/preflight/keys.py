@@ -17,6 +17,7 @@ from skyfleet.envs.registry import uses_fleet
 from skyfleet.envs.tls import tls_context
 from skyfleet.preflight.check import CheckFailedError, Subject, check
 from skyfleet.redaction import remember_secrets
+from skyfleet.trainer.bucket_layout import read_bucket
 
 _REJECTED = (401, 403)
 _REQUEST_SECONDS = 20
@@ -200,13 +201,13 @@ def _find_s3_keys(config: RunConfig) -> Iterator[str]:
 
 
 def list_buckets(config: RunConfig) -> dict[str, str]:
-    """The addresses of the run's buckets by key; a bare name is in S3."""
-    found = {}
-    for name in ("ckpt_bucket", "trajectory_bucket"):
-        if value := getattr(config.trainer, name, None):
-            is_bare = "://" not in value and not value.startswith(("/", ".", "~"))
-            found[f"trainer.{name}"] = f"{S3}{value}" if is_bare else os.path.expanduser(value)
-    return found
+    """The addresses of the run's buckets by key."""
+    trainer = config.trainer
+    values = {
+        "trainer.ckpt_bucket": trainer.ckpt_bucket,
+        "trainer.trajectory_bucket": trainer.trajectory_bucket,
+    }
+    return {key: read_bucket(value) for key, value in values.items() if value is not None}
 
 
 def _has_other_credentials(environ: Mapping[str, str]) -> bool:
