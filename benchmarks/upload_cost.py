@@ -32,7 +32,7 @@ from typing import Any
 
 from tests.fakes.rclone_server import KEY, SECRET, find_free_port, serve_rclone
 
-from skyfleet.config.loading import load_config
+from skyfleet.config.loading import load_config_file
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads
 
@@ -100,11 +100,12 @@ def _run_child(folder: Path, bucket: str, steps: int) -> dict[str, float]:
 
 def _train(folder: str, bucket: str, steps: int) -> dict[str, float]:
     """CPU seconds per step, start-up and evaluations included: both runs have the same."""
-    config = load_config(
+    config = load_config_file(
         "tiny",
         [
             *(f"trainer.run_path={folder}", f"trainer.max_training_steps={steps}"),
-            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.logger=console"),
+            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.warm_start.steps=60"),
+            "data.val_data={unseen: ['world:github?split=unseen_tasks&count=40']}",
             *([f"trainer.{key}={bucket}" for key in BUCKETS] if bucket else []),
         ],
     )

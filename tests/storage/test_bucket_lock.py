@@ -60,7 +60,7 @@ def leave_owner(address: str, heartbeat: int = 0) -> Owner:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = monotonic() + 30
+    deadline = monotonic() + 120
     while not condition():
         assert monotonic() < deadline
         sleep(0.01)
