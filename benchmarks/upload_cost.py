@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "BUCKET"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(_train(*arguments.child, arguments.steps)))
+        folder, bucket = arguments.child
+        print(json.dumps(_train(folder, bucket, arguments.steps)))
         return
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         address = _open_bucket(Path(temporary), stack)
@@ -60,9 +61,10 @@ def main() -> None:
             costs = {}
             # The order alternates, so that a machine that warms up favours neither.
             for uploads in (False, True) if pair % 2 else (True, False):
-                folder, bucket = Path(temporary) / "run", f"{address}/{pair}" if uploads else ""
-                costs[uploads] = _run_child(folder, bucket, arguments.steps)
-                shutil.rmtree(folder)
+                place = Path(temporary) / "run"
+                bucket = f"{address}/{pair}" if uploads else ""
+                costs[uploads] = _run_child(place, bucket, arguments.steps)
+                shutil.rmtree(place)
             without, with_uploads = costs[False]["cpu"], costs[True]["cpu"]
             differences.append(with_uploads / without - 1)
             print(
@@ -104,8 +106,8 @@ def _train(folder: str, bucket: str, steps: int) -> dict[str, float]:
         "tiny",
         [
             *(f"trainer.run_path={folder}", f"trainer.max_training_steps={steps}"),
-            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.warm_start.steps=60"),
-            "data.val_data={unseen: ['world:github?split=unseen_tasks&count=40']}",
+            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.warm_start.steps=10"),
+            "data.val_data={unseen: ['world:github?split=unseen_tasks&count=10']}",
             *([f"trainer.{key}={bucket}" for key in BUCKETS] if bucket else []),
         ],
     )
