@@ -32,7 +32,7 @@ from typing import Any
 
 from tests.fakes.rclone_server import KEY, SECRET, find_free_port, serve_rclone
 
-from skyfleet.config.loading import load_config
+from skyfleet.config.loading import load_config_file
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads
 
@@ -47,7 +47,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "BUCKET"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(_train(*arguments.child, arguments.steps)))
+        folder, bucket = arguments.child
+        print(json.dumps(_train(folder, bucket, arguments.steps)))
         return
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         address = _open_bucket(Path(temporary), stack)
@@ -60,9 +61,10 @@ def main() -> None:
             costs = {}
             # The order alternates, so that a machine that warms up favours neither.
             for uploads in (False, True) if pair % 2 else (True, False):
-                folder, bucket = Path(temporary) / "run", f"{address}/{pair}" if uploads else ""
-                costs[uploads] = _run_child(folder, bucket, arguments.steps)
-                shutil.rmtree(folder)
+                place = Path(temporary) / "run"
+                bucket = f"{address}/{pair}" if uploads else ""
+                costs[uploads] = _run_child(place, bucket, arguments.steps)
+                shutil.rmtree(place)
             without, with_uploads = costs[False]["cpu"], costs[True]["cpu"]
             differences.append(with_uploads / without - 1)
             print(
@@ -100,11 +102,12 @@ def _run_child(folder: Path, bucket: str, steps: int) -> dict[str, float]:
 
 def _train(folder: str, bucket: str, steps: int) -> dict[str, float]:
     """CPU seconds per step, start-up and evaluations included: both runs have the same."""
-    config = load_config(
+    config = load_config_file(
         "tiny",
         [
             *(f"trainer.run_path={folder}", f"trainer.max_training_steps={steps}"),
-            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.logger=console"),
+            *("trainer.eval_interval=5", "trainer.ckpt_interval=5", "trainer.warm_start.steps=10"),
+            "data.val_data={unseen: ['world:github?split=unseen_tasks&count=10']}",
             *([f"trainer.{key}={bucket}" for key in BUCKETS] if bucket else []),
         ],
     )

@@ -198,7 +198,7 @@ def make_uploads(bucket: BucketCheckpoints, root: Path) -> CheckpointUploads:
 
 
 def wait(uploads: CheckpointUploads) -> None:
-    assert uploads.queue.wait(20)
+    assert uploads.queue.wait(120)
 
 
 def test_local_copies_are_deleted_only_after_their_upload_and_never_the_newest(
@@ -272,7 +272,7 @@ def test_a_checkpoint_is_complete_after_what_it_follows(tmp_path: Path) -> None:
     released, seen = Event(), list[list[int]]()
 
     def upload_episodes(check: Check) -> None:
-        assert released.wait(20)
+        assert released.wait(120)
         seen.append(bucket.list_complete_steps())
 
     episodes.put("step 1", upload_episodes)

@@ -25,7 +25,8 @@ def serve_s3() -> Iterator[str]:
 def use_bucket(monkeypatch: pytest.MonkeyPatch, endpoint: str, name: str) -> str:
     """Create an empty bucket; the environment gets its server and credentials."""
     use_credentials(monkeypatch, endpoint)
-    created = httpx.put(f"{endpoint}/{name}")
+    # moto imports its parts with the first request, which takes seconds on a busy machine.
+    created = httpx.put(f"{endpoint}/{name}", timeout=120)
     assert created.status_code in (200, 409), created.text
     return f"s3://{name}"
 

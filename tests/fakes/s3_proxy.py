@@ -29,7 +29,8 @@ def break_requests(
 ) -> Iterator[str]:
     """Yields the proxy's endpoint."""
 
-    client = httpx.Client(verify=False)  # plain HTTP: reading certificates takes long
+    # Plain HTTP: reading certificates takes long.
+    client = httpx.Client(verify=False, timeout=120)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

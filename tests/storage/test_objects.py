@@ -143,7 +143,7 @@ def respond_with(account: pytest.MonkeyPatch, *responses: bytes) -> Iterator[Non
     thread.start()
     account.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
     yield
-    thread.join(timeout=5)
+    thread.join(timeout=120)
     listener.close()
     assert not thread.is_alive()
 
@@ -214,7 +214,7 @@ def test_a_large_file_is_sent_in_parts_and_its_hash_is_that_of_the_object(
     assert sent.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_googles_xml_api_is_spoken_for_gs_addresses(
+def test_gs_addresses_use_googles_xml_api(
     endpoint: str, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """moto, because gcp-storage-emulator has the JSON API only; it knows no generations."""

@@ -91,7 +91,7 @@ def download_file(address: str, path: Path, *, check: Check = lambda: None) -> T
     return Transferred(size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
-def _read_parts(address: str, check: Check) -> Iterator[Bytes]:
+def _read_parts(address: str, check: Check) -> Iterator[Bytes | bytes]:
     """The parts of an object in order, the next ones already on their way."""
     place, size_bytes = open_place(address), stat_object(address).size_bytes
     check()
@@ -116,7 +116,7 @@ def _serves_ranges(place: Place) -> bool:
     return True
 
 
-def _stream(address: str, check: Check) -> Iterator[Bytes]:
+def _stream(address: str, check: Check) -> Iterator[bytes]:
     import obstore
 
     place = open_place(address, request_seconds=_STREAM_SECONDS)
