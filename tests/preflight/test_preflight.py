@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.fakes.serving import serving
-from tests.fakes.small_runs import small_config
+from tests.fakes.small_runs import TRAIN, small_config
 from tests.fakes.tiny_policy import DIMENSIONS
 from typer.testing import CliRunner
 
@@ -30,19 +30,20 @@ from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.models.loading import LoadedModel, save_model
 from skyfleet.models.tiny import build_tiny, train_tokenizer
 from skyfleet.preflight import check as registry
-from skyfleet.preflight.check import CheckFailedError, Outcome, Subject, check
+from skyfleet.preflight.check import CheckFailedError, Group, Outcome, Subject, check
 from skyfleet.preflight.keys import check_slack_token, check_wandb_key
 from skyfleet.preflight.run import list_checks, run_preflight
 from skyfleet.preflight.storage import check_bucket
 from skyfleet.preflight.table import format_table
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
+from skyfleet.worlds.catalog import tasks_from_source
 from skyfleet.worlds.fleet_server.server import build_fleet_app
 
 WRONG_KEY = "wrong-key-0123456789abcdef"
 RIGHT_KEY = "right-key-0123456789abcdef"
 ENVS = "tests.preflight.planted_envs:open_press"
-LIMIT_SECONDS = 18
+LIMIT_SECONDS = 30
 
 
 @asynccontextmanager
@@ -185,6 +186,23 @@ def test_a_healthy_configuration_passes_and_leaves_nothing_behind(tmp_path: Path
     assert {"tool called", "graded", "token sampled", "checkpoint written and read"} <= names
     assert names.isdisjoint({"FLEET_API_KEY", "WANDB_API_KEY", "SLACK_BOT_TOKEN", "GPU and driver"})
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_fleet_server_that_accepts_the_key_plays_and_grades_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "run", "environment.env_class=fleet_task")
+    fleet = build_fleet_app(tasks_from_source(TRAIN), api_key=RIGHT_KEY)
+    async with serving(fleet) as url:
+        monkeypatch.setenv("FLEET_BASE_URL", url)
+        monkeypatch.setenv("FLEET_API_KEY", RIGHT_KEY)
+        others: list[Group] = ["configuration", "machine", "storage", "data", "policy"]
+        results = await asyncio.to_thread(run_preflight, config, skip=others)
+    assert [(one.name, one.outcome) for one in results] == [
+        (name, Outcome.PASSED)
+        for name in ("FLEET_API_KEY", "environment opened", "tool called", "graded")
+    ], format_table(results)
+    assert fleet.state.instances.created == fleet.state.instances.deleted == 1
 
 
 def test_a_check_that_hangs_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

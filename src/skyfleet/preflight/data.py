@@ -7,7 +7,6 @@ from collections import Counter
 from skyfleet.curation.quarantine import check_training_data, find_quarantine, is_file
 from skyfleet.envs.registry import check_task_classes
 from skyfleet.envs.verifiers.confinement import check_verifiers
-from skyfleet.errors import SkyfleetError
 from skyfleet.preflight.check import (
     CheckFailedError,
     NotCheckedError,
@@ -24,7 +23,7 @@ def load_tasks_once(subject: Subject) -> list[Task]:
     """The training tasks for checks that only need them; the row "training tasks" reports an error."""
     try:
         return _load(subject)
-    except (SkyfleetError, OSError):
+    except Exception:
         raise NotCheckedError("data.train_data cannot be loaded; see the row above") from None
 
 

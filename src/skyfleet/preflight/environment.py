@@ -25,7 +25,7 @@ from skyfleet.trajectories.trajectory import Trajectory
 _OPENED = "environment opened"
 _SECONDS = 180
 """A third of it for each of playing, grading and closing. A hosted instance may take a minute."""
-_MAX_CONCURRENT = 8
+_MAX_CONCURRENT = 32
 _MAX_CHARACTERS = 300
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,11 @@ _WARM_UP_STEPS = 1
 """Steps that are not measured: their caches are empty."""
 
 
+_BUSY_LOAD = 1.5
+"""Load average per core above which measured times are not those of a quiet machine."""
+logger = logging.getLogger(__name__)
+
+
 async def plan_run(
     config: RunConfig,
     *,
@@ -46,6 +52,7 @@ async def plan_run(
     check_trainable(config)
     check_references(config)
     memory = _plan_memory(config)
+    _warn_if_busy()
     async with open_probe(
         config, n_steps=n_steps, eval_episodes=eval_episodes, start=start, on_progress=on_progress
     ) as probe:
@@ -70,6 +77,16 @@ async def plan_run(
             memory=memory,
             signals=_estimate_signals(costs),
             detectable=_estimate_detectable(config, probe),
+        )
+
+
+def _warn_if_busy() -> None:
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > _BUSY_LOAD * cores:
+        logger.warning(
+            "the load average is %.1f on %d cores: other processes make the measured times too long",
+            load,
+            cores,
         )
 
 
