@@ -22,7 +22,7 @@ ATTEMPTS = 2
 TASK_SHIFT = 0.35
 """Standard deviation of a setting's effect on a task, in logits."""
 GAIN = 0.4
-"""The true effect, in logits: about 7 points."""
+"""The true effect, in logits: about 6 points."""
 
 
 def draw_reports(

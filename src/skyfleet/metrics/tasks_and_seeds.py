@@ -19,8 +19,8 @@ from skyfleet.metrics.intervals import Interval
 class CrossedMean:
     """Clark (1973), min F': the variances between tasks and between seeds add up.
 
-    This counts the noise of single attempts twice, which makes it conservative; the quasi-F without it
-    finds too much with two or three seeds. The degrees of freedom are Satterthwaite's.
+    This counts the noise of single attempts twice, which makes it conservative where seeds do not
+    differ. The degrees of freedom are Satterthwaite's.
     """
 
     mean: float
