@@ -143,7 +143,7 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        from skyfleet.trainer.training_run import conclude, write_run_report
+        from skyfleet.trainer.training_run import conclude
 
         run, steps = self._opened(), self._steps
         self._run = self._steps = None
@@ -157,8 +157,6 @@ class Trainer:
         finally:
             self._plan.callback_tasks.cancel()
             await self._closing.aclose()
-        if error is None:
-            write_run_report(run.folder)
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
         while (step := await self._next()) is not None:

@@ -39,7 +39,9 @@ from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
+from skyfleet.tracking.code_version import find_code_version
 from skyfleet.tracking.console import ConsoleTracker
+from skyfleet.tracking.prometheus_tracker import PrometheusTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.callbacks import Callbacks
@@ -340,12 +342,31 @@ def _build_trackers(
     config: RunConfig, resume_step: int | None, total_steps: int
 ) -> Sequence[Tracker]:
     trainer = config.trainer
-    return make_trackers(
-        ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
-        run_folder=Path(trainer.run_path),
-        run_name=trainer.run_name,
-        project_name=trainer.project_name,
-        config=flatten(config),
-        resume_step=resume_step,
-        total_steps=total_steps,
-    )
+    others = [name for name in trainer.logger if name not in ("console", "jsonl")]
+    code_version = find_code_version().flatten() if others else {}
+    served = _serve_metrics(config)
+    try:
+        trackers = make_trackers(
+            ["console", "jsonl", *others],
+            run_folder=Path(trainer.run_path),
+            run_name=trainer.run_name,
+            project_name=trainer.project_name,
+            config=flatten(config) | code_version,
+            resume_step=resume_step,
+            total_steps=total_steps,
+            wandb=trainer.wandb,
+        )
+    except BaseException:
+        for tracker in served:
+            tracker.close()
+        raise
+    return [*trackers, *served]
+
+
+def _serve_metrics(config: RunConfig) -> list[PrometheusTracker]:
+    section = config.trainer.prometheus
+    if section.port is None:
+        return []
+    return [
+        PrometheusTracker(host=section.host, port=section.port, run_name=config.trainer.run_name)
+    ]
