@@ -53,7 +53,6 @@ def analyze_command(
     from skyfleet.analysis.behaviour import summarize_behaviour
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.tracking.console import ConsoleTracker
-
     from skyfleet.tracking.wandb_file import is_tracked_run
 
     if is_tracked_run(run):

@@ -38,30 +38,42 @@ class BackgroundQueue(Generic[T]):
         """Set when the run ends."""
         self._reported: set[str] = set()
         self.n_dropped = 0
-        self._thread = Thread(target=self._run, name=f"skyfleet-{name}", daemon=True)
-        self._thread.start()
+        self._thread: Thread | None = None
+        """Started with the first item."""
 
     def put(self, item: T) -> None:
         with self._changed:
             if self._deadline is None and len(self._items) < self._max_items:
                 self._items.append(item)
                 self._changed.notify_all()
+                self._start()
                 return
         self._drop("full", f"{self._max_items} are waiting already")
 
+    def finish(self) -> None:
+        """Take no further items; `close` waits for those that are left."""
+        with self._changed:
+            if self._deadline is None:
+                self._deadline = monotonic() + self._drain_seconds
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Handle what is left, for `drain_seconds` at most."""
-        with self._changed:
-            if self._deadline is not None:
-                return
-            self._deadline = monotonic() + self._drain_seconds
-            self._changed.notify_all()
-        self._thread.join(self._drain_seconds)
+        self.finish()
+        assert self._deadline is not None
+        if self._thread is None:
+            return
+        self._thread.join(max(0.0, self._deadline - monotonic()))
         with self._changed:
             n_left = len(self._items)
             self._items.clear()
         if n_left or self._thread.is_alive():
             self._drop("deadline", f"the {self._drain_seconds:g} s at the end of the run are over")
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name=f"skyfleet-{self._name}", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while (item := self._take()) is not None:

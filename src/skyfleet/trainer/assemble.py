@@ -43,7 +43,9 @@ from skyfleet.tracking.code_version import find_code_version
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.prometheus_tracker import PrometheusTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.tracking.tracing import build_tracer
 from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.trainer.alerting import build_alerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
@@ -254,6 +256,7 @@ def _build_run(
 ) -> Run:
     trainer, generator, limits = config.trainer, config.generator, build_limits(config)
     recording_engine = RecordingEngine(policy_client.engine)
+    alerts = build_alerts(config)
     checker = build_checker(
         config,
         policy_model.decoder,
@@ -264,12 +267,14 @@ def _build_run(
         recording_engine=recording_engine,
         losses=learning.losses,
         reference_interval=tasks.schedule.reference_interval,
+        on_warning=alerts.warned,
     )
     filter_groups, estimator = build_filter(config), build_estimator(config)
     exports = Exports.from_config(config, policy_model)
     # Trackers are built last: they are the first to write to the run directory.
     trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
+    tracer = build_tracer(trainer.run_name) if trainer.tracing else None
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
     return Run(
@@ -285,6 +290,7 @@ def _build_run(
             n_samples=generator.n_samples_per_prompt,
             max_concurrent=generator.max_num_seqs,
             filter_groups=filter_groups,
+            tracer=tracer,
         ),
         compute_samples=lambda groups: assign_credit(
             groups, estimator, mask_unfinished=generator.apply_overlong_filtering
@@ -301,6 +307,7 @@ def _build_run(
             console=console,
             verify=inference.verify,
             callbacks=callbacks,
+            tracer=tracer,
         ),
         checker=checker,
         log=StepLog(*trackers),
@@ -308,6 +315,8 @@ def _build_run(
         exports=exports,
         warm_start=WarmStart(batch_size=trainer.warm_start.batch_size, seed=trainer.seed),
         callbacks=callbacks,
+        alerts=alerts,
+        tracer=tracer,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,8 @@ from skyfleet.sentinels.checker import InvariantChecker
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.tracking.tracing import RolloutTracer
+from skyfleet.trainer.alerting import RunAlerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
@@ -122,6 +125,8 @@ class Run:
     exports: Exports
     warm_start: WarmStart
     callbacks: Callbacks = field(default_factory=Callbacks)
+    alerts: RunAlerts = field(default_factory=RunAlerts)
+    tracer: RolloutTracer | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
@@ -165,8 +170,13 @@ class Run:
         )
 
     async def close(self) -> None:
-        self.log.close()
-        await self.opened.aclose()
+        try:
+            self.log.close()
+            await self.opened.aclose()
+        finally:
+            if self.tracer is not None:
+                await asyncio.to_thread(self.tracer.close)
+            await self.alerts.close()
 
 
 def checkpoint_parts(
