@@ -27,8 +27,8 @@ class Alerts(Section):
     """Start, verdicts, findings of sentinels and the end of a run, sent in the background."""
 
     slack_channel: str | None = Field(None, min_length=1)
-    """A Slack channel, by id or #name: one thread per run. Needs the environment variable \
-SLACK_BOT_TOKEN."""
+    """A Slack channel, by id or by name without # (which begins a comment in YAML): one thread per run. \
+Needs the environment variable SLACK_BOT_TOKEN."""
     webhook_url: SecretStr | None = None
     """Each alert is posted there as JSON. Write ${oc.env:NAME}; it is redacted in every output."""
     dollars_per_hour: float | None = Field(None, ge=0)

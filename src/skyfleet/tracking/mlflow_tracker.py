@@ -103,10 +103,12 @@ def _open_experiment(client: Any, name: str, artifacts: str | None) -> str:
 
 def _find_first(client: Any, experiment: str, run_name: str) -> str | None:
     """The id of the first run of this name, under which resumed ones are shown."""
-    quoted = run_name.replace("'", "")
+    quote = '"' if "'" in run_name else "'"
+    if quote in run_name:  # MLflow's filters have no way to escape it
+        return None
     found = client.search_runs(
         [experiment],
-        filter_string=f"tags.`{GROUP_TAG}` = '{quoted}'",
+        filter_string=f"tags.`{GROUP_TAG}` = {quote}{run_name}{quote}",
         order_by=["attributes.start_time ASC"],
         max_results=1,
     )

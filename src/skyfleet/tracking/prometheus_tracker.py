@@ -50,7 +50,7 @@ class PrometheusTracker:
                 f"trainer.prometheus.port={port}: {host} cannot be served there ({error.strerror}); "
                 "choose another port, or 0 for a free one"
             ) from None
-        self.port: int = self._server.server_port
+        self.url = f"http://{host}:{self._server.server_port}/metrics"
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         with self._lock:

@@ -275,6 +275,9 @@ def _build_run(
     trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
     tracer = build_tracer(trainer.run_name) if trainer.tracing else None
+    for tracker in trackers:
+        if isinstance(tracker, PrometheusTracker):
+            console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
     return Run(
