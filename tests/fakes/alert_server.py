@@ -12,13 +12,16 @@ from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl
 
+Answer = tuple[int, dict[str, str], dict[str, Any]]
+"""Status, headers and body."""
+
 
 @dataclass
 class AlertServer:
     """Answers with `answers` first, each a status, headers and a body; then accepts everything."""
 
     url: str = ""
-    answers: list[tuple[int, dict[str, str], dict[str, Any]]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     posts: list[dict[str, Any]] = field(default_factory=list)
     """Every request: its body, and `_path`, `_token`, `_status`, `_time`."""
 
@@ -26,14 +29,14 @@ class AlertServer:
     def accepted(self) -> list[dict[str, Any]]:
         return [post for post in self.posts if post["_status"] == 200]
 
-    def answer(self, post: dict[str, Any]) -> tuple[int, dict[str, str], dict[str, Any]]:
+    def answer(self, post: dict[str, Any]) -> Answer:
         if self.answers:
             return self.answers.pop(0)
         return 200, {}, {"ok": True, "ts": f"1700000000.{len(self.posts):06d}", "channel": "C1"}
 
 
 @contextmanager
-def serve_alerts(*answers: tuple[int, dict[str, str], dict[str, Any]]) -> Iterator[AlertServer]:
+def serve_alerts(*answers: Answer) -> Iterator[AlertServer]:
     state = AlertServer(answers=list(answers))
 
     class Handler(BaseHTTPRequestHandler):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.fakes.alert_server import AlertServer, serve_alerts
+from tests.fakes.alert_server import AlertServer, Answer, serve_alerts
 
 from skyfleet.tracking.alerts import alert as alert_module
 from skyfleet.tracking.alerts.alert import (
@@ -20,6 +21,7 @@ from skyfleet.tracking.alerts.alert import (
 from skyfleet.tracking.alerts.slack import SlackReceiver, format_message
 from skyfleet.tracking.alerts.webhook import WebhookReceiver
 
+Make = Callable[[AlertServer], AlertReceiver]
 TOKEN = "xoxb-not-a-real-token"
 START = Alert(kind=AlertKind.START, key="start/0", title="r started")
 SCORES = Alert(kind=AlertKind.EVALUATION, key="evaluation/0", title="r step 0", text="| a | b |")
@@ -75,8 +77,8 @@ def test_a_resumed_run_goes_on_in_its_thread_and_repeats_no_alert(tmp_path: Path
 
 
 @pytest.mark.parametrize("make", [slack, webhook])
-def test_a_rate_limit_is_honoured_and_nothing_is_lost(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    limited = (429, {"Retry-After": "0.3"}, {"ok": False, "error": "ratelimited"})
+def test_a_rate_limit_is_honoured_and_nothing_is_lost(tmp_path: Path, make: Make) -> None:
+    limited: Answer = (429, {"Retry-After": "0.3"}, {"ok": False, "error": "ratelimited"})
     with serve_alerts(limited) as server:
         send(tmp_path, make(server), START, END)
     assert [post["_status"] for post in server.posts] == [429, 200, 200]
@@ -85,11 +87,9 @@ def test_a_rate_limit_is_honoured_and_nothing_is_lost(tmp_path: Path, make) -> N
 
 @pytest.mark.parametrize("make", [slack, webhook])
 def test_an_outage_is_retried_and_then_given_up_without_an_exception(
-    tmp_path: Path,
-    make,
-    caplog: pytest.LogCaptureFixture,  # type: ignore[no-untyped-def]
+    tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    down = (503, {}, {"ok": False, "error": "service_unavailable"})
+    down: Answer = (503, {}, {"ok": False, "error": "service_unavailable"})
     with serve_alerts(*[down] * alert_module.MAX_ATTEMPTS) as server, caplog.at_level("WARNING"):
         send(tmp_path, make(server), START, END)
     assert [post["_status"] for post in server.posts] == [503] * alert_module.MAX_ATTEMPTS + [200]
@@ -99,9 +99,7 @@ def test_an_outage_is_retried_and_then_given_up_without_an_exception(
 
 @pytest.mark.parametrize("make", [slack, webhook])
 def test_a_server_that_is_gone_is_one_warning(
-    tmp_path: Path,
-    make,
-    caplog: pytest.LogCaptureFixture,  # type: ignore[no-untyped-def]
+    tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve_alerts() as server:
         pass
@@ -114,7 +112,7 @@ def test_a_server_that_is_gone_is_one_warning(
 def test_a_refused_token_is_reported_once_and_not_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = (200, {}, {"ok": False, "error": "invalid_auth"})
+    refused: Answer = (200, {}, {"ok": False, "error": "invalid_auth"})
     with serve_alerts(refused) as server, caplog.at_level(logging.WARNING):
         send(tmp_path, slack(server), START, SCORES, END)
     assert len(server.posts) == 1

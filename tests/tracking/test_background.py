@@ -82,7 +82,11 @@ def test_a_pause_ends_with_the_run_if_it_is_longer_than_the_time_left() -> None:
 
 def test_a_receiver_that_hangs_is_left_behind_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     release = Event()
-    queue = BackgroundQueue[int]("test", lambda *_: release.wait() and None, drain_seconds=0.05)
+
+    def hang(item: int, _: Pause) -> None:
+        release.wait()
+
+    queue = BackgroundQueue[int]("test", hang, drain_seconds=0.05)
     queue.put(1)
     queue.put(2)
     with caplog.at_level(logging.WARNING):

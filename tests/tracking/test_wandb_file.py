@@ -166,7 +166,7 @@ def test_an_online_run_is_read_through_the_api(monkeypatch: pytest.MonkeyPatch) 
 def test_without_the_package_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
+    monkeypatch.setitem(sys.modules, "wandb.proto", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
     for address in ("a.wandb", "wandb://a/b/c"):
         with pytest.raises(ImportError, match=r"\.\[wandb\]"):

@@ -54,14 +54,15 @@ def read_tracked_run(address: str) -> TrackedRun:
 def read_wandb_file(path: Path) -> TrackedRun:
     """The run in a file, also while it is being written or after a kill; needs the package wandb."""
     try:
-        from wandb.proto.wandb_internal_pb2 import Record
+        from wandb.proto import wandb_internal_pb2
     except ImportError:
         raise MissingExtraError("wandb", "wandb") from None
+    messages: Any = wandb_internal_pb2  # its classes are made when it is imported
     name, is_finished = path.stem, False
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for data in read_records(path):
-        record = Record.FromString(data)
+        record = messages.Record.FromString(data)
         kind = record.WhichOneof("record_type")
         if kind == "run":
             name = record.run.display_name or record.run.run_id or name
