@@ -9,6 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from tests.fakes.wandb_server import serve_wandb
 
 from skyfleet.cli.main import app
 from skyfleet.config.tracking import Wandb
@@ -140,27 +141,26 @@ def test_only_wandb_addresses_and_files_are_tracked_runs() -> None:
         read_tracked_run("wandb://project/run")
 
 
-def test_an_online_run_is_read_through_the_api(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_online_run_is_read_through_the_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-
-    class Run:
-        name, state, config = "teammate", "crashed", {"lr": 1}
-
-        def scan_history(self, page_size: int) -> list[dict[str, object]]:
-            return [{"_step": 2, KEY: 0.1}, {"_step": 1, KEY: None, "note": "text"}]
-
-    class Api:
-        def run(self, path: str) -> Run:
-            if path != "team/project/abc":
-                raise wandb.errors.CommError(f"Could not find run {path}")
-            return Run()
-
-    monkeypatch.setattr(wandb, "Api", Api)
-    run = read_tracked_run("wandb://team/project/abc")
-    assert (run.name, run.is_finished) == ("teammate", False)
-    assert run.rows == ({"_step": 1.0}, {"_step": 2.0, KEY: 0.1})
-    with pytest.raises(ConfigError, match="Could not find run team/project/other; check"):
-        read_tracked_run("wandb://team/project/other")
+    rows = [{"_step": 1, KEY: 0.1, "note": "text"}, {"_step": 2, KEY: 0.0}, {"_step": 3}]
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    wandb.teardown()
+    with serve_wandb(rows) as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        run = read_tracked_run("wandb://team/project/abc")
+        app(["analyze", "wandb://team/project/abc"], standalone_mode=False)
+        with pytest.raises(ConfigError, match=r"wandb://team/project/other: .*; check the address"):
+            read_tracked_run("wandb://team/project/other")
+        wandb.teardown()
+    assert (run.name, run.is_finished) == ("fleet_tool_use_0123abcd", False)
+    assert run.config == {"lr": 1e-6}
+    assert run.rows == ({"_step": 1.0, KEY: 0.1}, {"_step": 2.0, KEY: 0.0}, {"_step": 3.0})
+    assert "github: 50 % of 2 steps have a learning signal" in capsys.readouterr().out
 
 
 def test_without_the_package_the_extra_is_named(
