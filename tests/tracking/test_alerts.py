@@ -76,6 +76,19 @@ def test_a_resumed_run_goes_on_in_its_thread_and_repeats_no_alert(tmp_path: Path
     assert TOKEN not in (tmp_path / "slack_alerts.json").read_text()
 
 
+def test_a_run_that_resumes_on_another_machine_goes_on_in_its_thread(tmp_path: Path) -> None:
+    with serve_alerts() as server:
+        first = AlertSender([slack(server)], tmp_path)
+        first.send(START)
+        first.close()
+        stored = json.loads(json.dumps(first.list_sent()))
+        second = AlertSender([slack(server)], tmp_path / "elsewhere", sent=stored)
+        second.send(START)
+        second.send(END)
+        second.close()
+    assert [post.get("thread_ts") for post in server.posts] == [None, "1700000000.000000"]
+
+
 @pytest.mark.parametrize("make", [slack, webhook])
 def test_a_rate_limit_is_honoured_and_nothing_is_lost(tmp_path: Path, make: Make) -> None:
     limited: Answer = (429, {"Retry-After": "0.3"}, {"ok": False, "error": "ratelimited"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import httpx
@@ -27,6 +28,7 @@ def watched_config(folder: Path, url: str, *overrides: str) -> RunConfig:
         "trainer.eval_interval=2",
         "trainer.ckpt_interval=1",
         "trainer.warm_start.steps=0",
+        f"trainer.ckpt_path={folder / 'run' / 'checkpoints'}",
         f"trainer.alerts.webhook_url={url}/hook",
         "trainer.alerts.dollars_per_hour=36000",
         "trainer.logger=[tensorboard]",
@@ -43,7 +45,10 @@ async def test_a_run_that_fails_and_resumes_is_one_series_of_alerts(tmp_path: Pa
         failing = GivenObjects(callbacks=Callbacks(on_step=fail))
         with pytest.raises(RuntimeError, match="in a callback"):
             await run_training(config, given=failing)
-        outcome = await run_training(config)
+        # On another machine there are the checkpoint and the reports, and no list of alerts.
+        for part in ("checkpoints", "reports"):
+            shutil.copytree(tmp_path / "run" / part, tmp_path / "new" / "run" / part)
+        outcome = await run_training(watched_config(tmp_path / "new", server.url))
     posts = server.posts
     assert [(post["kind"], post["step"]) for post in posts] == [
         ("start", 0),
@@ -65,7 +70,7 @@ async def test_a_run_that_fails_and_resumes_is_one_series_of_alerts(tmp_path: Pa
     hours, dollars = map(float, re.findall(r"([\d.]+) h, ([\d.]+) \$", end["title"])[0])
     assert dollars == pytest.approx(36000 * hours, abs=360)
     assert end["text"] == outcome.table
-    attached = _read_texts(tmp_path / "run" / "tensorboard")
+    attached = _read_texts(tmp_path / "new" / "run" / "tensorboard")
     assert {"run_config.yaml", "results.md"} <= attached
 
 

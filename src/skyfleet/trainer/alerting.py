@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.config.root import RunConfig
@@ -122,6 +123,10 @@ class RunAlerts:
             )
         )
 
+    def list_sent(self) -> dict[str, Any]:
+        """For a checkpoint: what every receiver has got."""
+        return {} if self._sender is None else self._sender.list_sent()
+
     async def close(self) -> None:
         if self._sender is not None:
             await asyncio.to_thread(self._sender.close)
@@ -152,7 +157,8 @@ class RunAlerts:
         return f"{hours:.2f} h, {hours * self._dollars_per_hour:.2f} $"
 
 
-def build_alerts(config: RunConfig) -> RunAlerts:
+def build_alerts(config: RunConfig, sent: Mapping[str, Any] | None = None) -> RunAlerts:
+    """`sent` is that of the checkpoint, for a folder that has no record of its own."""
     trainer, section = config.trainer, config.trainer.alerts
     folder, receivers = Path(trainer.run_path), list(_build_receivers(trainer))
     if not receivers:
@@ -161,7 +167,7 @@ def build_alerts(config: RunConfig) -> RunAlerts:
         for receiver in receivers:
             (folder / f"{receiver.name}_{ALERTS_FILE}").unlink(missing_ok=True)
     return RunAlerts(
-        AlertSender(receivers, folder),
+        AlertSender(receivers, folder, sent=sent),
         folder=folder,
         run_name=trainer.run_name,
         description=(

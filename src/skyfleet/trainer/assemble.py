@@ -256,7 +256,7 @@ def _build_run(
 ) -> Run:
     trainer, generator, limits = config.trainer, config.generator, build_limits(config)
     recording_engine = RecordingEngine(policy_client.engine)
-    alerts = build_alerts(config)
+    alerts = build_alerts(config, learning.state.sent_alerts)
     checker = build_checker(
         config,
         policy_model.decoder,

@@ -51,6 +51,8 @@ class TrainerState:
 
     fitted_settings: dict[str, Sequence[Any]] = field(default_factory=dict)
     """What was lowered to fit into memory: see `refit_memory`."""
+    sent_alerts: dict[str, Any] = field(default_factory=dict)
+    """By receiver: its thread and the alerts that it has, for a run that resumes elsewhere."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
@@ -63,8 +65,9 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         state = asdict(self)
-        if not self.fitted_settings:
-            del state["fitted_settings"]
+        for name in ("fitted_settings", "sent_alerts"):
+            if not state[name]:
+                del state[name]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,6 +163,7 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
+        self.state.sent_alerts = self.alerts.list_sent()
         return save_checkpoint(
             self.checkpoints,
             self.state.step,

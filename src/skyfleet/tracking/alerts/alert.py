@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -75,16 +75,27 @@ class AlertSender:
     """One thread per receiver. `send` returns at once and never raises."""
 
     def __init__(
-        self, receivers: Sequence[AlertReceiver], folder: Path, *, drain_seconds: float = 15.0
+        self,
+        receivers: Sequence[AlertReceiver],
+        folder: Path,
+        *,
+        sent: Mapping[str, Any] | None = None,
+        drain_seconds: float = 15.0,
     ) -> None:
+        """`sent` is what `list_sent` returned; a file in the folder is newer."""
         self._channels = [
-            _Channel(receiver, folder / f"{receiver.name}_{ALERTS_FILE}", drain_seconds)
+            _Channel(
+                receiver,
+                folder / f"{receiver.name}_{ALERTS_FILE}",
+                (sent or {}).get(receiver.name),
+                drain_seconds,
+            )
             for receiver in receivers
         ]
 
-    @property
-    def is_on(self) -> bool:
-        return bool(self._channels)
+    def list_sent(self) -> dict[str, Any]:
+        """By receiver: its thread and the keys of the alerts that it has."""
+        return {channel.name: channel.list_sent() for channel in self._channels}
 
     def send(self, alert: Alert) -> None:
         for channel in self._channels:
@@ -101,9 +112,16 @@ class AlertSender:
 class _Channel:
     """A receiver, what it has got, and its queue."""
 
-    def __init__(self, receiver: AlertReceiver, path: Path, drain_seconds: float) -> None:
+    def __init__(
+        self,
+        receiver: AlertReceiver,
+        path: Path,
+        sent: Mapping[str, Any] | None,
+        drain_seconds: float,
+    ) -> None:
+        self.name = receiver.name
         self._receiver, self._path = receiver, path
-        self._sent = self._load()
+        self._sent = self._load(sent)
         self._queued = set(self._sent)
         self._is_rejected = False
         self.queue = BackgroundQueue[Alert](
@@ -136,21 +154,24 @@ class _Channel:
         self._sent.append(alert.key)
         self._save()
 
-    def _load(self) -> list[str]:
+    def list_sent(self) -> dict[str, Any]:
+        return {"state": dict(self._receiver.state), "sent": list(self._sent)}
+
+    def _load(self, sent: Mapping[str, Any] | None) -> list[str]:
         try:
             stored = json.loads(self._path.read_text(encoding="utf-8"))
-            self._receiver.state.update(stored["state"])
-            return [str(key) for key in stored["sent"]]
+            state, keys = dict(stored["state"]), [str(key) for key in stored["sent"]]
         except FileNotFoundError:
-            return []
+            state, keys = (dict(sent["state"]), list(sent["sent"])) if sent else ({}, [])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.warning("%s: %s; a new thread is started", self._path, error)
+            logger.warning("%s: %s; the run starts a new thread", self._path, error)
             return []
+        self._receiver.state.update(state)
+        return keys
 
     def _save(self) -> None:
-        content = {"state": self._receiver.state, "sent": self._sent}
         try:
-            write_atomically(self._path, json.dumps(content, indent=1) + "\n")
+            write_atomically(self._path, json.dumps(self.list_sent(), indent=1) + "\n")
         except (OSError, SkyfleetError) as error:  # the run itself reports a full disk
             logger.debug("%s: %s", self._path, error)
 
