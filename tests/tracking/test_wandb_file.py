@@ -60,8 +60,11 @@ def offline_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_config_rows_and_end_are_read_back(offline_run: Path) -> None:
-    run = read_tracked_run(str(offline_run))
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_config_rows_and_end_are_read_back(offline_run: Path, is_folder: bool) -> None:
+    address = str(offline_run.parent if is_folder else offline_run)
+    assert is_tracked_run(address)
+    run = read_tracked_run(address)
     assert (run.name, run.is_finished) == ("r", True)
     assert run.config["lr"] == 1e-6
     assert len(run.config["long"]) == 3 * BLOCK_BYTES

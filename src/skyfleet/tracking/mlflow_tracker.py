@@ -39,7 +39,7 @@ class MlflowTracker:
             from mlflow.entities import Metric, Param
             from mlflow.exceptions import MlflowException
         except ImportError:
-            raise MissingExtraError("mlflow", "mlflow") from None
+            raise MissingExtraError("mlflow", "mlflow", constrained=False) from None
         self._metric: Any = Metric
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         artifacts = None if uri else (folder / "mlflow").resolve().as_uri()

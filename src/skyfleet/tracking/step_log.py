@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
 from skyfleet.tracking.tracker import FileTracker, Tracker
-
-logger = logging.getLogger(__name__)
 
 PHASE_NAMES = {"rollout": "generate", "learn": "train_critic_and_policy"}
 """Phases of the loop that are logged under SkyRL's name; all others keep their own."""
@@ -72,15 +69,10 @@ class StepLog:
         return any(isinstance(tracker, FileTracker) for tracker in self._trackers)
 
     def attach(self, name: str, text: str) -> None:
-        """Store a text file with every tracker that keeps files; a failure is logged."""
+        """Store a text file with every tracker that keeps files."""
         for tracker in self._trackers:
             if isinstance(tracker, FileTracker):
-                try:
-                    tracker.attach(name, text)
-                except Exception as error:  # the tracker's own, such as a full disk of a server
-                    logger.warning(
-                        "%s: %s is not attached: %s", type(tracker).__name__, name, error
-                    )
+                tracker.attach(name, text)
 
     def sync(self) -> None:
         """Make every committed row durable."""

@@ -6,15 +6,17 @@ a tracer an episode measures nothing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import Thread
 from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 
 from skyfleet.errors import MissingExtraError
 from skyfleet.trajectories.trajectory import Trajectory
 
-FLUSH_MILLISECONDS = 5000
+FLUSH_SECONDS = 10.0
 """For the spans that are left at the end of a run."""
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -93,8 +95,11 @@ class RolloutTracer:
         root.end(end_ns + self._offset_ns)
 
     def close(self) -> None:
-        self._provider.force_flush(FLUSH_MILLISECONDS)
-        self._provider.shutdown()
+        """Export what is left, for `FLUSH_SECONDS` at most."""
+        # In a thread: the SDK's own timeouts do not end an export that is being retried.
+        closing = Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(FLUSH_SECONDS)
 
 
 def _describe(trajectory: Trajectory) -> dict[str, str | int | float | bool]:
@@ -111,6 +116,19 @@ def _describe(trajectory: Trajectory) -> dict[str, str | int | float | bool]:
     return attributes
 
 
+class _FirstOnly(logging.Filter):
+    """Lets each message of a logger through once: an outage would log one every five seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_first = record.msg not in self._seen
+        self._seen.add(record.msg)
+        return is_first
+
+
 def build_tracer(run_name: str) -> RolloutTracer:
     """Export over OTLP and HTTP, as the variables OTEL_EXPORTER_OTLP_* say, in a thread of its own."""
     try:
@@ -120,6 +138,9 @@ def build_tracer(run_name: str) -> RolloutTracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise MissingExtraError("opentelemetry-sdk", "otel") from None
+    exporter_logger = logging.getLogger(OTLPSpanExporter.__module__)
+    if not any(isinstance(each, _FirstOnly) for each in exporter_logger.filters):
+        exporter_logger.addFilter(_FirstOnly())
     # Variables such as OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are added by `create`.
     resource = Resource.create({"service.name": "skyfleet", "skyfleet.run": run_name})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

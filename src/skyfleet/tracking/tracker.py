@@ -26,9 +26,13 @@ PACKAGES = {
     "wandb": "wandb",
 }
 """The package that each tracker needs; its extra has the same name."""
+_UNCONSTRAINED = ("mlflow", "trackio")
+"""Packages that need older versions of others than constraints.txt pins."""
 
 
 class Tracker(Protocol):
+    """Raises only for what the run cannot go on without: the rows in its own folder."""
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Called once per step; `step` only increases."""
         ...
@@ -105,4 +109,4 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in PACKAGES:
             raise ConfigError(f"trainer.logger={name!r}; choose from {sorted(PACKAGES)}")
         if (package := PACKAGES[name]) and find_spec(package) is None:
-            raise MissingExtraError(package, package)
+            raise MissingExtraError(package, package, constrained=package not in _UNCONSTRAINED)

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyfleet.errors import MissingExtraError
+from skyfleet.tracking.outage_guard import OutageGuard
 
 
 class TrackioTracker:
@@ -27,8 +28,8 @@ class TrackioTracker:
         try:
             import trackio
         except ImportError:
-            raise MissingExtraError("trackio", "trackio") from None
-        self._trackio = trackio
+            raise MissingExtraError("trackio", "trackio", constrained=False) from None
+        self._guard = OutageGuard("trackio")
         self._run: Any = trackio.init(
             project=project_name,
             name=run_name,
@@ -38,10 +39,11 @@ class TrackioTracker:
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
+        with self._guard:
+            self._run.log(dict(metrics), step=step)
 
     def attach(self, name: str, text: str) -> None:
-        with TemporaryDirectory() as folder:
+        with self._guard, TemporaryDirectory() as folder:
             path = Path(folder) / name
             path.write_text(text, encoding="utf-8")
             self._run.log_artifact(path, name=f"{self._run.name}-{name}", type="run")
@@ -50,4 +52,5 @@ class TrackioTracker:
         """trackio stores its rows itself."""
 
     def close(self) -> None:
-        self._run.finish()
+        with self._guard:
+            self._run.finish()

@@ -41,14 +41,21 @@ class TrackedRun:
 
 
 def is_tracked_run(address: str) -> bool:
-    return address.startswith(SCHEME) or address.endswith(FILE_ENDING)
+    """Whether it is an address of W&B, a `.wandb` file, or W&B's own folder of a run."""
+    return address.startswith(SCHEME) or _find_file(Path(address)) is not None
 
 
 def read_tracked_run(address: str) -> TrackedRun:
-    """Read a run; a folder `offline-run-*` is its `.wandb` file."""
     if address.startswith(SCHEME):
         return _download(address)
-    return read_wandb_file(Path(address))
+    return read_wandb_file(_find_file(Path(address)) or Path(address))
+
+
+def _find_file(path: Path) -> Path | None:
+    """The file itself, or the one in a folder `offline-run-*`."""
+    if path.suffix == FILE_ENDING:
+        return path
+    return next(iter(sorted(path.glob(f"run-*{FILE_ENDING}"))), None)
 
 
 def read_wandb_file(path: Path) -> TrackedRun:

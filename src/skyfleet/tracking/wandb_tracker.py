@@ -12,6 +12,7 @@ from pathlib import Path
 from skyfleet.config.tracking import Wandb
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.redaction import redact, redact_value
+from skyfleet.tracking.outage_guard import OutageGuard
 
 
 def _has_secrets(arguments: list[str]) -> bool:
@@ -34,12 +35,15 @@ def _choose(name: str, value: str | Mapping[str, str] | None, modality: str | No
     return value[modality]
 
 
-def _find_api_key(modality: str | None) -> str | None:
-    """The key of the modality; None leaves it to W&B: WANDB_API_KEY, or a login."""
-    own = os.environ.get(f"WANDB_API_KEY_{modality.upper()}") if modality else None
-    if modality == "both" and not own:
-        own = os.environ.get("WANDB_API_KEY_TOOL_USE")
-    return own or None
+def _find_api_key(modality: str | None) -> dict[str, str]:
+    """The key of the modality; empty leaves it to W&B: WANDB_API_KEY, or a login."""
+    if modality is None:
+        return {}
+    names = [f"WANDB_API_KEY_{modality.upper()}"]
+    if modality == "both":
+        names.append("WANDB_API_KEY_TOOL_USE")
+    key = next((key for name in names if (key := os.environ.get(name))), None)
+    return {"api_key": key} if key else {}
 
 
 class WandbTracker:
@@ -67,6 +71,7 @@ class WandbTracker:
         modality = settings.modality or os.environ.get("MODALITY") or None
         entity = _choose("entity", settings.entity, modality)
         project = _choose("project", settings.project, modality) or project_name
+        self._guard = OutageGuard("W&B")
         had_files = (folder / "wandb").exists()
         created = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,9 +84,9 @@ class WandbTracker:
                 dir=folder,
                 config={**config, "resumed_at_step": resume_step},
                 settings=wandb.Settings(
-                    api_key=_find_api_key(modality),
                     # The metadata that W&B collects contain the command line.
                     x_disable_meta=_has_secrets(sys.argv),
+                    **_find_api_key(modality),
                 ),
             )
         except wandb.Error as error:
@@ -95,15 +100,18 @@ class WandbTracker:
             ) from error
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
+        with self._guard:
+            self._run.log(dict(metrics), step=step)
 
     def attach(self, name: str, text: str) -> None:
-        path = Path(self._run.dir) / name
-        path.write_text(text, encoding="utf-8")
-        self._run.save(str(path), base_path=self._run.dir, policy="now")
+        with self._guard:
+            path = Path(self._run.dir) / name
+            path.write_text(text, encoding="utf-8")
+            self._run.save(str(path), base_path=self._run.dir, policy="now")
 
     def sync(self) -> None:
         """W&B stores its rows itself."""
 
     def close(self) -> None:
-        self._run.finish()
+        with self._guard:
+            self._run.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 from urllib.error import URLError
@@ -51,6 +52,7 @@ class SlackReceiver:
             base_url=base_url or os.environ.get(URL_VARIABLE) or WebClient.BASE_URL,
             timeout=TIMEOUT_SECONDS,
             retry_handlers=[],
+            logger=_quiet_logger(),
         )
 
     def send(self, alert: Alert) -> None:
@@ -85,6 +87,13 @@ class SlackReceiver:
             f"Slack answers {reason}: check {TOKEN_VARIABLE}, its scope chat:write, and that the bot "
             f"is in trainer.alerts.slack_channel={self._channel}"
         ) from None
+
+
+def _quiet_logger() -> logging.Logger:
+    """The client logs every failed request; the sender reports an outage once."""
+    quiet = logging.getLogger(f"{__name__}.client")
+    quiet.setLevel(logging.CRITICAL)
+    return quiet
 
 
 def format_message(alert: Alert) -> str:
