@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-COMMIT_VARIABLE = "SKYFLEET_COMMIT"
-"""The commit that launched the run, where its code arrives without a repository."""
+COMMIT_VARIABLE = "GIT_COMMIT"
+"""The commit that `skyfleet launch` copied, where the code arrives without its repository."""
 _PACKAGES = ("torch", "transformers", "vllm")
 
 
@@ -32,13 +32,13 @@ class CodeVersion:
 
 
 def find_code_version(folder: Path = Path()) -> CodeVersion:
-    commit = os.environ.get(COMMIT_VARIABLE) or _run_git(folder, "rev-parse", "HEAD")
-    changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no") if commit else None
+    own = _run_git(folder, "rev-parse", "HEAD")
+    changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no") if own else None
     packages = {name: found for name in _PACKAGES if (found := _find_version(name))}
     return CodeVersion(
         skyfleet=_find_version("skyfleet") or "unknown",
         python=platform.python_version(),
-        commit=commit,
+        commit=own or os.environ.get(COMMIT_VARIABLE) or None,
         is_modified=bool(changes),
         packages=packages,
     )
