@@ -46,6 +46,7 @@ def test_outside_a_repository_the_launcher_names_the_commit(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
     assert find_code_version(tmp_path).commit is None
-    monkeypatch.setenv(COMMIT_VARIABLE, "0123abcd")
-    found = find_code_version(tmp_path)
-    assert (found.commit, found.is_modified) == ("0123abcd", False)
+    for given, is_modified in (("0123abcd", False), ("0123abcd-dirty", True)):
+        monkeypatch.setenv(COMMIT_VARIABLE, given)
+        found = find_code_version(tmp_path)
+        assert (found.commit, found.is_modified) == ("0123abcd", is_modified)

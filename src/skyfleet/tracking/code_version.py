@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 COMMIT_VARIABLE = "GIT_COMMIT"
-"""The commit that `skyfleet launch` copied, where the code arrives without its repository."""
+"""What `skyfleet launch` copied, where the code arrives without its repository: `{sha}[-dirty]`."""
 _PACKAGES = ("torch", "transformers", "vllm")
 
 
@@ -32,14 +32,17 @@ class CodeVersion:
 
 
 def find_code_version(folder: Path = Path()) -> CodeVersion:
-    own = _run_git(folder, "rev-parse", "HEAD")
-    changes = _run_git(folder, "status", "--porcelain", "--untracked-files=no") if own else None
+    if commit := _run_git(folder, "rev-parse", "HEAD"):
+        is_modified = bool(_run_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    else:
+        given = os.environ.get(COMMIT_VARIABLE, "")
+        commit, is_modified = given.removesuffix("-dirty") or None, given.endswith("-dirty")
     packages = {name: found for name in _PACKAGES if (found := _find_version(name))}
     return CodeVersion(
         skyfleet=_find_version("skyfleet") or "unknown",
         python=platform.python_version(),
-        commit=own or os.environ.get(COMMIT_VARIABLE) or None,
-        is_modified=bool(changes),
+        commit=commit,
+        is_modified=is_modified,
         packages=packages,
     )
 

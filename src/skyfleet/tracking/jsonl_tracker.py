@@ -25,11 +25,14 @@ class JsonlTracker:
     machine (`timing/*`) go to `timing.jsonl`.
     """
 
-    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
-        """Rows after `resume_step` are removed; None starts both files empty."""
+    def __init__(self, folder: Path, *, resume_step: int | None, has_rows: bool = False) -> None:
+        """Rows after `resume_step` are removed; None starts both files empty.
+
+        `has_rows`: a file without any row has lost them.
+        """
         make_folder(folder)
-        self._metrics = _reopen(folder / "metrics.jsonl", resume_step)
-        self._timing = _reopen(folder / "timing.jsonl", resume_step)
+        self._metrics = _reopen(folder / "metrics.jsonl", resume_step, has_rows=has_rows)
+        self._timing = _reopen(folder / "timing.jsonl", resume_step, has_rows=has_rows)
         self._warned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -66,13 +69,17 @@ class JsonlTracker:
             file.flush()
 
 
-def _reopen(path: Path, resume_step: int | None) -> TextIO:
+def _reopen(path: Path, resume_step: int | None, *, has_rows: bool) -> TextIO:
     if resume_step is None:
         write_atomically(path, b"")
         return path.open("a", encoding="utf-8")
     steps = [read_step(row) for row in truncate_rows(path, resume_step, one_per_step=True)]
     # A run that began from another run's checkpoint has no rows of the steps before it.
-    missing = [step for step in find_missing(steps, resume_step) if steps and step > steps[0]]
+    missing = [
+        step
+        for step in find_missing(steps, resume_step)
+        if (step > steps[0] if steps else has_rows)
+    ]
     if missing:
         logger.warning(
             "%s has no row for %d of the steps before step %d, the first is step %d: the file was "

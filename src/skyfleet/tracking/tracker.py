@@ -61,10 +61,14 @@ def make_trackers(
     project_name: str,
     config: Mapping[str, object],
     resume_step: int | None,
+    has_rows: bool = False,
     total_steps: int | None = None,
     wandb: Wandb | None = None,
 ) -> list[Tracker]:
-    """Build one tracker per name, in that order; rows after `resume_step` are discarded."""
+    """Build one tracker per name, in that order; rows after `resume_step` are discarded.
+
+    `has_rows`: the rows before it are in this folder, and a warning reports those that are not.
+    """
     check_trackers(names)
     # Those that may refuse come first: then no other tracker has written a file yet.
     factories: dict[str, Callable[[], Tracker]] = {
@@ -89,7 +93,7 @@ def make_trackers(
         "tensorboard": lambda: TensorboardTracker(
             run_folder / "tensorboard", resume_step=resume_step
         ),
-        "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step),
+        "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step, has_rows=has_rows),
         "console": lambda: ConsoleTracker(
             total_steps=total_steps, done_steps=max(resume_step or 0, 0)
         ),

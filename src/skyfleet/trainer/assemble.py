@@ -365,6 +365,8 @@ def _build_trackers(
             project_name=trainer.project_name,
             config=flatten(config) | code_version,
             resume_step=resume_step,
+            # The rows of a checkpoint that is resumed by its path may be in another run's folder.
+            has_rows=trainer.resume_mode == "latest",
             total_steps=total_steps,
             wandb=trainer.wandb,
         )
