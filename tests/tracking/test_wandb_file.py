@@ -140,30 +140,38 @@ def test_only_wandb_addresses_and_files_are_tracked_runs() -> None:
     assert is_tracked_run("wandb://team/project/run")
     assert is_tracked_run("runs/a/wandb/offline-run-1/run-1.wandb")
     assert not is_tracked_run("runs/a")
-    with pytest.raises(ConfigError, match="write wandb://entity/project/run"):
-        read_tracked_run("wandb://project/run")
+    for address in ("wandb://project/run", "wandb://a", "wandb://a/b/c/d", "wandb://a/b/group/c/d"):
+        with pytest.raises(ConfigError, match="write wandb://entity/project/run"):
+            read_tracked_run(address)
 
 
-def test_an_online_run_is_read_through_the_api(
+def test_an_online_run_and_its_group_are_read_through_the_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    rows = [{"_step": 1, KEY: 0.1, "note": "text"}, {"_step": 2, KEY: 0.0}, {"_step": 3}]
+    first = [{"_step": 1, KEY: 0.1, "note": "text"}, {"_step": 2, KEY: 0.0}, {"_step": 3, KEY: 0.0}]
+    resumed = [{"_step": 3, KEY: 0.2}, {"_step": 4}]
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     wandb.teardown()
-    with serve_wandb(rows) as url:
+    with serve_wandb(abc=first, abd=resumed) as url:
         monkeypatch.setenv("WANDB_BASE_URL", url)
         run = read_tracked_run("wandb://team/project/abc")
-        app(["analyze", "wandb://team/project/abc"], standalone_mode=False)
+        whole = read_tracked_run("wandb://team/project/group/g")
+        app(["analyze", "wandb://team/project/group/g"], standalone_mode=False)
         with pytest.raises(ConfigError, match=r"wandb://team/project/other: .*; check the address"):
             read_tracked_run("wandb://team/project/other")
+        with pytest.raises(ConfigError, match="no run of this group"):
+            read_tracked_run("wandb://team/project/group/other")
         wandb.teardown()
     assert (run.name, run.is_finished) == ("fleet_tool_use_0123abcd", False)
     assert run.config == {"lr": 1e-6}
-    assert run.rows == ({"_step": 1.0, KEY: 0.1}, {"_step": 2.0, KEY: 0.0}, {"_step": 3.0})
-    assert "github: 50 % of 2 steps have a learning signal" in capsys.readouterr().out
+    assert [(row["_step"], row[KEY]) for row in run.rows] == [(1, 0.1), (2, 0), (3, 0)]
+    # The resumed run repeats step 3.
+    assert whole.rows == (*run.rows[:2], {"_step": 3.0, KEY: 0.2}, {"_step": 4.0})
+    assert (whole.name, whole.is_finished) == ("g", True)
+    assert "github: 67 % of 3 steps have a learning signal" in capsys.readouterr().out
 
 
 def test_without_the_package_the_extra_is_named(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import httpx
@@ -12,12 +13,14 @@ from tests.fakes.alert_server import serve_alerts
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import MissingExtraError
+from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.tracking.alerts import alert as alert_module
+from skyfleet.tracking.tracing import EpisodeSpans, RolloutTracer
 from skyfleet.trainer.alerting import RunAlerts, build_alerts, check_watching
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.training_run import run_training
+from skyfleet.trajectories.trajectory import Trajectory
 
 
 def watched_config(folder: Path, url: str, *overrides: str) -> RunConfig:
@@ -85,14 +88,28 @@ def _read_texts(folder: Path) -> set[str]:
 async def test_an_outage_of_every_receiver_leaves_the_run_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    traced: list[object] = []
+    export = RolloutTracer.export
+
+    def count(tracer: RolloutTracer, spans: EpisodeSpans, trajectory: Trajectory) -> None:
+        traced.append(tracer.attributes["skyfleet.set"])
+        export(tracer, spans, trajectory)
+
+    monkeypatch.setattr(RolloutTracer, "export", count)
     monkeypatch.setattr(alert_module, "FIRST_BACKOFF_SECONDS", 0.001)
     with serve_alerts() as server:
         pass
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     short = ("trainer.max_training_steps=1", "trainer.eval_interval=1")
-    await run_training(watched_config(tmp_path / "down", server.url, *short))
+    down = watched_config(tmp_path / "down", server.url, *short, "trainer.tracing=true")
+    await run_training(down)
     alone = ("trainer.alerts.webhook_url=null", "trainer.logger=[console]")
     await run_training(watched_config(tmp_path / "alone", server.url, *short, *alone))
     assert rows(tmp_path / "down" / "run") == rows(tmp_path / "alone" / "run")
+    # Two tasks with four attempts; and twice three tasks and two tasks.
+    assert Counter(traced) == {"train": 8, "unseen": 6, "elsewhere": 4}
     assert not (tmp_path / "alone" / "run" / "webhook_alerts.json").exists()
 
 
@@ -103,8 +120,8 @@ async def test_a_warning_of_a_sentinel_is_one_alert_and_a_stop_another(tmp_path:
         alerts = build_alerts(watched_config(tmp_path, server.url))
         (tmp_path / "run").mkdir()
         for step in (3, 4):
-            alerts.warned("entropy_collapse", step, "entropy is 0.01 (before=1.2)")
-        alerts.stopped(SentinelError("sentinel gradient, step 5: it is zero"), 5)
+            alerts.report_warning("entropy_collapse", step, "entropy is 0.01 (before=1.2)")
+        alerts.report_stop(SentinelError("sentinel gradient, step 5: it is zero"), 5)
         await alerts.close()
     assert [(post["kind"], post["step"], post["text"]) for post in server.posts] == [
         ("sentinel", 3, "entropy is 0.01 (before=1.2)"),
@@ -119,11 +136,18 @@ async def test_without_a_slack_token_the_run_starts_and_says_so_once(
     config = small_config(tmp_path / "run", "trainer.alerts.slack_channel=runs")
     check_watching(config.trainer)
     alerts = build_alerts(config)
-    alerts.started(0, 3)
+    alerts.report_start(0, 3)
     await alerts.close()
     assert [record.getMessage() for record in caplog.records] == [
         "trainer.alerts.slack_channel=runs: SLACK_BOT_TOKEN is not set, so nothing is posted to Slack"
     ]
+
+
+def test_a_webhook_without_a_scheme_is_refused_before_the_run(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", "trainer.alerts.webhook_url=hooks.example/secret-path")
+    with pytest.raises(ConfigError, match=r"webhook_url does not begin with http") as refused:
+        check_watching(config.trainer)
+    assert "secret-path" not in str(refused.value)
 
 
 async def test_the_slack_thread_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +158,8 @@ async def test_the_slack_thread_of_a_run(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("SLACK_API_URL", f"{server.url}/api/")
         config = small_config(tmp_path / "run", "trainer.alerts.slack_channel=runs")
         alerts = build_alerts(config)
-        alerts.started(0, 3)
-        alerts.stopped(KeyboardInterrupt(), 2)
+        alerts.report_start(0, 3)
+        alerts.report_stop(KeyboardInterrupt(), 2)
         await alerts.close()
     assert [post["text"].partition("\n")[0] for post in server.posts] == [
         ":rocket: *test_run started: 3 steps*",
@@ -146,8 +170,8 @@ async def test_the_slack_thread_of_a_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_alerts_without_a_receiver_do_nothing() -> None:
     alerts = RunAlerts()
-    alerts.evaluated(0, ["missing"])
-    alerts.ended(1, 0, "")
+    alerts.report_evaluation(0, ["missing"])
+    alerts.report_end(1, 0, "")
 
 
 def test_a_missing_package_names_its_extra_before_the_run(

@@ -136,7 +136,7 @@ async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
                 try:
                     await plan.settle_callbacks(run)
                 except BaseException as error:
-                    run.alerts.stopped(error, run.state.step)
+                    run.alerts.report_stop(error, run.state.step)
                     run.save()
                     raise
             return conclude(run)

@@ -62,13 +62,13 @@ class RolloutTracer:
 
         self._provider, self._trace = provider, trace
         self._tracer = provider.get_tracer("skyfleet")
-        self._attributes = dict(attributes or {})
+        self.attributes = dict(attributes or {})
         self._offset_ns = time_ns() - perf_counter_ns()
 
     def bind(self, **attributes: str | int) -> RolloutTracer:
         """A tracer whose spans have these attributes too, such as the step."""
         named = {f"skyfleet.{name}": value for name, value in attributes.items()}
-        return RolloutTracer(self._provider, {**self._attributes, **named})
+        return RolloutTracer(self._provider, {**self.attributes, **named})
 
     def export(self, spans: EpisodeSpans, trajectory: Trajectory) -> None:
         end_ns = perf_counter_ns()
@@ -76,7 +76,7 @@ class RolloutTracer:
             "rollout",
             context=self._trace.set_span_in_context(self._trace.INVALID_SPAN),
             start_time=spans.start_ns + self._offset_ns,
-            attributes={**self._attributes, **_describe(trajectory)},
+            attributes={**self.attributes, **_describe(trajectory)},
         )
         inside = self._trace.set_span_in_context(root)
         for part in spans.spans:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,23 +147,48 @@ def _select_numbers(rows: list[dict[str, Any]]) -> tuple[dict[str, float], ...]:
 
 
 def _download(address: str) -> TrackedRun:
+    """A run, or all runs of a group: a run that was resumed is one W&B run per process."""
     try:
         import wandb
     except ImportError:
         raise MissingExtraError("wandb", "wandb") from None
-    path = address.removeprefix(SCHEME).strip("/")
-    if path.count("/") != 2:
+    parts = address.removeprefix(SCHEME).strip("/").split("/")
+    is_group = len(parts) == 4 and parts[2] == "group"
+    if not all(parts) or not (is_group or len(parts) == 3):
         raise ConfigError(
-            f"{address} is not the address of a run; write wandb://entity/project/run"
+            f"{address} is not the address of a run; write wandb://entity/project/run, or "
+            "wandb://entity/project/group/name for a run that was resumed"
         )
     try:
-        run = wandb.Api().run(path)
-        rows = [dict(row) for row in run.scan_history(page_size=1000)]
-        config, name, state = dict(run.config), str(run.name), str(run.state)
+        api, project = wandb.Api(), "/".join(parts[:2])
+        if is_group:
+            runs = list(api.runs(project, filters={"group": parts[3]}, order="+created_at"))
+        else:
+            runs = [api.run(f"{project}/{parts[2]}")]
+        histories = [_select_numbers([dict(row) for row in run.scan_history()]) for run in runs]
+        config = dict(runs[-1].config) if runs else {}
     except (wandb.Error, ValueError) as error:
         raise ConfigError(
             f"{address}: {error}; check the address, WANDB_API_KEY and WANDB_BASE_URL"
         ) from error
+    if not runs:
+        raise ConfigError(f"{address}: the project has no run of this group; check the name")
     return TrackedRun(
-        name=name, config=config, rows=_select_numbers(rows), is_finished=state == "finished"
+        name=parts[3] if is_group else str(runs[0].name),
+        config=config,
+        rows=_join_histories(histories),
+        is_finished=runs[-1].state == "finished",
     )
+
+
+def _join_histories(
+    histories: Sequence[Sequence[Mapping[str, float]]],
+) -> tuple[Mapping[str, float], ...]:
+    """In the order of their start; each replaces the rows of earlier ones from its first step on."""
+    joined: list[Mapping[str, float]] = []
+    for rows in histories:
+        if rows:
+            first = rows[0].get(_STEP, 0.0)
+            joined = [row for row in joined if row.get(_STEP, 0.0) < first]
+        joined.extend(rows)
+    return tuple(joined)

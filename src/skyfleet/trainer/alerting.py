@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from skyfleet.analysis.run_folder import open_run
 from skyfleet.config.root import RunConfig
 from skyfleet.config.trainer import Trainer
-from skyfleet.errors import MissingExtraError, SentinelError, TaskError
+from skyfleet.errors import ConfigError, MissingExtraError, SentinelError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.report import EvalReport, load_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
@@ -43,7 +43,7 @@ class RunAlerts:
         self._folder, self._run_name, self._description = folder, run_name, description
         self._dollars_per_hour = dollars_per_hour
 
-    def started(self, step: int, total_steps: int) -> None:
+    def report_start(self, step: int, total_steps: int) -> None:
         if step >= total_steps:
             return
         how = (
@@ -59,7 +59,7 @@ class RunAlerts:
             )
         )
 
-    def evaluated(self, step: int, names: Sequence[str]) -> None:
+    def report_evaluation(self, step: int, names: Sequence[str]) -> None:
         """The verdict table of every set against step 0; at step 0 the scores."""
 
         def describe() -> Alert:
@@ -82,7 +82,7 @@ class RunAlerts:
 
         self._send(describe)
 
-    def warned(self, sentinel: str, step: int, found: str) -> None:
+    def report_warning(self, sentinel: str, step: int, found: str) -> None:
         """The first warning of a sentinel."""
         self._send(
             lambda: Alert(
@@ -94,7 +94,7 @@ class RunAlerts:
             )
         )
 
-    def stopped(self, error: BaseException, step: int) -> None:
+    def report_stop(self, error: BaseException, step: int) -> None:
         """A sentinel, an error or an interruption ended the run."""
         kind, how = AlertKind.FAILED, f"failed at step {step}: {type(error).__name__}"
         text = str(error)
@@ -112,7 +112,7 @@ class RunAlerts:
             )
         )
 
-    def ended(self, step: int, best_step: int, table: str) -> None:
+    def report_end(self, step: int, best_step: int, table: str) -> None:
         self._send(
             lambda: Alert(
                 kind=AlertKind.END,
@@ -150,7 +150,8 @@ class RunAlerts:
 
     def _describe_cost(self) -> str:
         """`2.5 h, 12.45 $`, over all processes of the run."""
-        rows = open_run(self._folder).timing()
+        lines = (self._folder / "timing.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
         hours = sum(row.get(key) or 0.0 for row in rows for key in _TIMINGS) / 3600
         if self._dollars_per_hour is None:
             return f"{hours:.2f} h"
@@ -179,7 +180,12 @@ def build_alerts(config: RunConfig, sent: Mapping[str, Any] | None = None) -> Ru
 
 
 def check_watching(trainer: Trainer) -> None:
-    """Raise if alerts, the Prometheus endpoint or tracing need a package that is not installed."""
+    """Raise for a webhook that is no URL, and for a package that is needed and not installed."""
+    webhook = trainer.alerts.webhook_url
+    if webhook and not webhook.get_secret_value().startswith(("http://", "https://")):
+        raise ConfigError(
+            "trainer.alerts.webhook_url does not begin with http:// or https://; give the whole URL"
+        )
     needed = {
         "slack": trainer.alerts.slack_channel is not None and bool(os.environ.get(TOKEN_VARIABLE)),
         "prometheus": trainer.prometheus.port is not None,

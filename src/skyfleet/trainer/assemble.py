@@ -267,7 +267,7 @@ def _build_run(
         recording_engine=recording_engine,
         losses=learning.losses,
         reference_interval=tasks.schedule.reference_interval,
-        on_warning=alerts.warned,
+        on_warning=alerts.report_warning,
     )
     filter_groups, estimator = build_filter(config), build_estimator(config)
     exports = Exports.from_config(config, policy_model)

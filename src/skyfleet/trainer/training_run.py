@@ -131,7 +131,7 @@ def conclude(run: Run) -> TrainingOutcome:
     )
     write_run_report(run.folder)
     attach_results(run.log, run.folder)
-    run.alerts.ended(outcome.step, outcome.best_step, outcome.table or "")
+    run.alerts.report_end(outcome.step, outcome.best_step, outcome.table or "")
     return outcome
 
 
