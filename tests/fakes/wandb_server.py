@@ -49,7 +49,9 @@ def serve_wandb(**histories: Sequence[dict[str, Any]]) -> Iterator[str]:
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
         project: dict[str, Any] = {"id": "1", "internalId": "1", "runCount": len(runs)}
-        project["run"] = runs.get(asked.get("name") or asked.get("runName") or asked.get("run"))
+        project["run"] = runs.get(
+            str(asked.get("name") or asked.get("runName") or asked.get("run"))
+        )
         if "filters" in asked:
             found = runs.values() if json.loads(asked["filters"]) == {"group": "g"} else ()
             edges = [{"node": run, "cursor": run["name"]} for run in found]

@@ -6,6 +6,7 @@ import struct
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -149,8 +150,12 @@ def test_an_online_run_and_its_group_are_read_through_the_api(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    first = [{"_step": 1, KEY: 0.1, "note": "text"}, {"_step": 2, KEY: 0.0}, {"_step": 3, KEY: 0.0}]
-    resumed = [{"_step": 3, KEY: 0.2}, {"_step": 4}]
+    first: list[dict[str, Any]] = [
+        {"_step": 1, KEY: 0.1, "note": "text"},
+        {"_step": 2, KEY: 0.0},
+        {"_step": 3, KEY: 0.0},
+    ]
+    resumed: list[dict[str, Any]] = [{"_step": 3, KEY: 0.2}, {"_step": 4}]
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
