@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from skyfleet.errors import ConfigError, MissingExtraError
-from skyfleet.tracking.tracker import (
-    JsonlTracker,
-    TensorboardTracker,
-    Tracker,
-    WandbTracker,
-    make_trackers,
-)
+from skyfleet.tracking.jsonl_tracker import JsonlTracker
+from skyfleet.tracking.tensorboard_tracker import TensorboardTracker
+from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.tracking.wandb_tracker import WandbTracker
 
 
 def make(folder: Path, *names: str, resume_step: int | None = None) -> list[Tracker]:

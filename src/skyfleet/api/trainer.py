@@ -143,7 +143,7 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        from skyfleet.trainer.training_run import conclude, write_run_report
+        from skyfleet.trainer.training_run import conclude
 
         run, steps = self._opened(), self._steps
         self._run = self._steps = None
@@ -153,12 +153,11 @@ class Trainer:
             if error is None:
                 self._outcome = conclude(run)
             elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
+                run.alerts.report_stop(error, run.state.step)
                 run.save()
         finally:
             self._plan.callback_tasks.cancel()
             await self._closing.aclose()
-        if error is None:
-            write_run_report(run.folder)
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
         while (step := await self._next()) is not None:

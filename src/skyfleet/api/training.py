@@ -127,7 +127,7 @@ async def _run_training(plan: TrainingPlan, arguments: TrainArguments) -> Traini
 async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
     """`run_training`, which also awaits what async callbacks return after each step."""
     from skyfleet.trainer.loop import train_steps
-    from skyfleet.trainer.training_run import conclude, open_training_run, write_run_report
+    from skyfleet.trainer.training_run import conclude, open_training_run
 
     context = open_training_run(plan.config, given=plan.given, on_progress=plan.report_progress)
     try:
@@ -135,14 +135,13 @@ async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
             async for _ in train_steps(run):
                 try:
                     await plan.settle_callbacks(run)
-                except BaseException:
+                except BaseException as error:
+                    run.alerts.report_stop(error, run.state.step)
                     run.save()
                     raise
-            outcome = conclude(run)
+            return conclude(run)
     finally:
         plan.callback_tasks.cancel()
-    write_run_report(outcome.folder)
-    return outcome
 
 
 class TrainResult:

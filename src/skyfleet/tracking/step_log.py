@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
-from skyfleet.tracking.tracker import Tracker
+from skyfleet.tracking.tracker import FileTracker, Tracker
 
 PHASE_NAMES = {"rollout": "generate", "learn": "train_critic_and_policy"}
 """Phases of the loop that are logged under SkyRL's name; all others keep their own."""
@@ -62,6 +62,17 @@ class StepLog:
         self._step_started = None
         for tracker in self._trackers:
             tracker.log(metrics, step)
+
+    @property
+    def stores_files(self) -> bool:
+        """Whether a tracker keeps the files of a run."""
+        return any(isinstance(tracker, FileTracker) for tracker in self._trackers)
+
+    def attach(self, name: str, text: str) -> None:
+        """Store a text file with every tracker that keeps files."""
+        for tracker in self._trackers:
+            if isinstance(tracker, FileTracker):
+                tracker.attach(name, text)
 
     def sync(self) -> None:
         """Make every committed row durable."""

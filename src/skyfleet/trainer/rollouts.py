@@ -11,6 +11,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.sampling import Sampler
+from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trajectories.trajectory import Group, Trajectory
 
 BATCH_STRIDE = 100_000
@@ -28,12 +29,14 @@ class RolloutCollector:
     max_concurrent: int
     """Episodes at once."""
     filter_groups: Callable[[Sequence[Group]], FilterResult]
+    tracer: RolloutTracer | None = None
 
     async def collect(
         self, step: int, on_finished: Callable[[Trajectory], None]
     ) -> tuple[list[Group], FilterResult]:
         """Roll out one batch, or as many as dynamic sampling needs."""
         groups: list[Group] = []
+        tracer = self.tracer and self.tracer.bind(set="train", step=step)
         for batch in count():
             groups += await collect(
                 self.sampler.draw(),
@@ -44,6 +47,7 @@ class RolloutCollector:
                 n_samples=self.n_samples,
                 max_concurrent=self.max_concurrent,
                 on_finished=on_finished,
+                tracer=tracer,
             )
             kept = self.filter_groups(groups)
             if not kept.wants_more:

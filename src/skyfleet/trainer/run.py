@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,8 @@ from skyfleet.sentinels.checker import InvariantChecker
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.tracking.tracing import RolloutTracer
+from skyfleet.trainer.alerting import RunAlerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
@@ -48,6 +51,8 @@ class TrainerState:
 
     fitted_settings: dict[str, Sequence[Any]] = field(default_factory=dict)
     """What was lowered to fit into memory: see `refit_memory`."""
+    sent_alerts: dict[str, Any] = field(default_factory=dict)
+    """By receiver: its thread and the alerts that it has, for a run that resumes elsewhere."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
@@ -60,8 +65,9 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         state = asdict(self)
-        if not self.fitted_settings:
-            del state["fitted_settings"]
+        for name in ("fitted_settings", "sent_alerts"):
+            if not state[name]:
+                del state[name]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,6 +128,8 @@ class Run:
     exports: Exports
     warm_start: WarmStart
     callbacks: Callbacks = field(default_factory=Callbacks)
+    alerts: RunAlerts = field(default_factory=RunAlerts)
+    tracer: RolloutTracer | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
@@ -155,6 +163,7 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
+        self.state.sent_alerts = self.alerts.list_sent()
         return save_checkpoint(
             self.checkpoints,
             self.state.step,
@@ -165,8 +174,13 @@ class Run:
         )
 
     async def close(self) -> None:
-        self.log.close()
-        await self.opened.aclose()
+        try:
+            self.log.close()
+            await self.opened.aclose()
+        finally:
+            if self.tracer is not None:
+                await asyncio.to_thread(self.tracer.close)
+            await self.alerts.close()
 
 
 def checkpoint_parts(

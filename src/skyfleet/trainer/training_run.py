@@ -21,6 +21,7 @@ from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
+from skyfleet.trainer.attachments import REPORT, RESULTS, attach_inputs, attach_results
 from skyfleet.trainer.resuming import (
     CONFIG,
     METRICS,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
-
-REPORT = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +63,7 @@ async def run_training(
 
     async with open_training_run(config, given=given, on_progress=on_progress) as run:
         await train(run)
-        outcome = conclude(run)
-    write_run_report(outcome.folder)
-    return outcome
+        return conclude(run)
 
 
 @asynccontextmanager
@@ -97,6 +94,7 @@ async def open_training_run(
             )
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
+                attach_inputs(run.log, config)
                 # Not in a folder that only holds something else, such as evaluations.
                 if was_started:
                     last_step = run.state.step if checkpoint else -1
@@ -117,20 +115,24 @@ def write_run_report(folder: Path) -> None:
 
 
 def conclude(run: Run) -> TrainingOutcome:
-    """Compare every set before training with the same set now; writes results.md."""
+    """Compare every set before training with the same set now; writes results.md and the report."""
     comparisons = tuple(c for name in run.evaluator.sets if (c := _compare_set(run, name)))
     table = None
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
-        write_atomically(run.folder / "results.md", table)
-    return TrainingOutcome(
+        write_atomically(run.folder / RESULTS, table)
+    outcome = TrainingOutcome(
         folder=run.folder,
         step=run.state.step,
         best_step=run.state.best_step,
         comparisons=comparisons,
         table=table,
     )
+    write_run_report(run.folder)
+    attach_results(run.log, run.folder)
+    run.alerts.report_end(outcome.step, outcome.best_step, outcome.table or "")
+    return outcome
 
 
 def _compare_set(run: Run, name: str) -> Comparison | None:
