@@ -39,4 +39,7 @@ class Prometheus(Section):
     port: int | None = Field(None, ge=0, le=65535)
     """Serve the last row of metrics at http://host:port/metrics; null does not, 0 chooses a free port."""
     host: str = Field("127.0.0.1", min_length=1)
-    """0.0.0.0 lets other machines read the metrics."""
+    """Another host than this machine, such as 0.0.0.0, needs a token: the environment variable \
+SKYFLEET_API_KEY, which Prometheus sends as authorization."""
+    allowed_hosts: list[str] = Field(default_factory=list)
+    """Further names that a request's Host header may have."""

@@ -17,9 +17,11 @@ from skyfleet.errors import ConfigError, MissingExtraError, SentinelError, TaskE
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.report import EvalReport, load_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
+from skyfleet.serving.access import read_token
 from skyfleet.tracking.alerts.alert import ALERTS_FILE, Alert, AlertKind, AlertReceiver, AlertSender
 from skyfleet.tracking.alerts.slack import TOKEN_VARIABLE, SlackReceiver
 from skyfleet.tracking.alerts.webhook import WebhookReceiver
+from skyfleet.tracking.prometheus_tracker import build_metrics_policy
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +129,11 @@ class RunAlerts:
         """For a checkpoint: what every receiver has got."""
         return {} if self._sender is None else self._sender.list_sent()
 
+    def finish(self) -> None:
+        """Take no further alerts; the deadline of `close` begins."""
+        if self._sender is not None:
+            self._sender.finish()
+
     async def close(self) -> None:
         if self._sender is not None:
             await asyncio.to_thread(self._sender.close)
@@ -150,8 +157,11 @@ class RunAlerts:
 
     def _describe_cost(self) -> str:
         """`2.5 h, 12.45 $`, over all processes of the run."""
-        lines = (self._folder / "timing.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        try:
+            lines = (self._folder / "timing.jsonl").read_text(encoding="utf-8").splitlines()
+            rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return "timing.jsonl cannot be read"  # the end is reported all the same
         hours = sum(row.get(key) or 0.0 for row in rows for key in _TIMINGS) / 3600
         if self._dollars_per_hour is None:
             return f"{hours:.2f} h"
@@ -180,7 +190,9 @@ def build_alerts(config: RunConfig, sent: Mapping[str, Any] | None = None) -> Ru
 
 
 def check_watching(trainer: Trainer) -> None:
-    """Raise for a webhook that is no URL, and for a package that is needed and not installed."""
+    """Raise for what cannot work: a webhook that is no URL, metrics for others without a token, a
+    package that is not installed.
+    """
     webhook = trainer.alerts.webhook_url
     if webhook and not webhook.get_secret_value().startswith(("http://", "https://")):
         raise ConfigError(
@@ -194,6 +206,9 @@ def check_watching(trainer: Trainer) -> None:
     for extra, is_needed in needed.items():
         if is_needed and not _is_installed(_PACKAGES[extra]):
             raise MissingExtraError(_PACKAGES[extra], extra)
+    served = trainer.prometheus
+    if served.port is not None:
+        build_metrics_policy(served.host, token=read_token(), allowed_hosts=served.allowed_hosts)
 
 
 def _is_installed(module: str) -> bool:

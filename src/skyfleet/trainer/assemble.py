@@ -37,6 +37,7 @@ from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.serving.access import read_token
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.code_version import find_code_version
@@ -382,5 +383,11 @@ def _serve_metrics(config: RunConfig) -> list[PrometheusTracker]:
     if section.port is None:
         return []
     return [
-        PrometheusTracker(host=section.host, port=section.port, run_name=config.trainer.run_name)
+        PrometheusTracker(
+            run_name=config.trainer.run_name,
+            port=section.port,
+            host=section.host,
+            token=read_token(),
+            allowed_hosts=section.allowed_hosts,
+        )
     ]

@@ -101,10 +101,14 @@ class AlertSender:
         for channel in self._channels:
             channel.put(alert)
 
-    def close(self) -> None:
-        """Wait until all alerts are sent, for `drain_seconds` at most."""
+    def finish(self) -> None:
+        """Take no further alerts; the deadline of `close` begins."""
         for channel in self._channels:
             channel.queue.finish()
+
+    def close(self) -> None:
+        """Wait until all alerts are sent, for `drain_seconds` at most."""
+        self.finish()
         for channel in self._channels:
             channel.queue.close()
 
