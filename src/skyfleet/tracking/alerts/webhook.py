@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from skyfleet.redaction import redact
+from skyfleet.redaction import redact, remember_secrets, split_secret_url
 from skyfleet.tracking.alerts.alert import (
     Alert,
     RejectedError,
@@ -27,6 +27,7 @@ class WebhookReceiver:
     def __init__(self, url: str, *, run_name: str, project_name: str) -> None:
         self._url, self._run_name, self._project_name = url, run_name, project_name
         self.state: dict[str, Any] = {}
+        remember_secrets(split_secret_url(url))
         self._client = httpx.Client(timeout=TIMEOUT_SECONDS)
 
     def send(self, alert: Alert) -> None:
@@ -40,10 +41,11 @@ class WebhookReceiver:
             "text": cut(alert.text, MAX_CHARACTERS),
         }
         try:
-            response = self._client.post(self._url, json=body)
+            # Its body is not read: it may be endless, and the status says everything.
+            with self._client.stream("POST", self._url, json=body) as response:
+                status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise TryAgainError(redact(f"{type(error).__name__}: {error}")) from None
-        status = response.status_code
         if status in (408, 425, 429) or status >= 500:
             seconds = read_retry_after(response.headers.get("Retry-After"))
             raise TryAgainError(f"status {status}", seconds)
