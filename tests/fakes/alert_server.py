@@ -23,7 +23,7 @@ class AlertServer:
     url: str = ""
     answers: list[Answer] = field(default_factory=list)
     posts: list[dict[str, Any]] = field(default_factory=list)
-    """Every request: its body, and `_path`, `_token`, `_status`, `_time`."""
+    """Every request: its body, also as `_raw`, and `_path`, `_token`, `_status`, `_time`."""
 
     @property
     def accepted(self) -> list[dict[str, Any]]:
@@ -41,9 +41,13 @@ def serve_alerts(*answers: Answer) -> Iterator[AlertServer]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            is_json = "json" in self.headers.get("Content-Type", "")
-            post: dict[str, Any] = json.loads(body) if is_json else dict(parse_qsl(body))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            kind = self.headers.get("Content-Type", "")
+            post: dict[str, Any] = {"_raw": body}
+            if "json" in kind:
+                post |= json.loads(body)
+            elif "form" in kind:
+                post |= dict(parse_qsl(body.decode()))
             status, headers, answer = state.answer(post)
             token = self.headers.get("Authorization", "")
             state.posts.append(

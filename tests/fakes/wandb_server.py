@@ -1,4 +1,4 @@
-"""W&B's GraphQL API on loopback: what `wandb.Api` asks for to read its history."""
+"""W&B's GraphQL API on loopback: what `wandb.Api` asks for to read a history, and `wandb.init` to start."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
+
+from tests.fakes.broken_server import ANSWERS
 
 VIEWER = {"id": "u", "entity": "team", "username": "u", "email": "", "flags": "{}"}
 RUN = {
@@ -25,6 +27,18 @@ RUN = {
 }
 
 
+STARTED = {
+    "id": "1",
+    "name": "x",
+    "displayName": "r",
+    "description": None,
+    "config": "{}",
+    "sweepName": None,
+    "historyLineCount": 0,
+    "project": {"id": "1", "name": "p", "entity": {"id": "1", "name": "team"}},
+}
+
+
 def describe_run(name: str, rows: Sequence[dict[str, Any]], state: str) -> dict[str, Any]:
     last = max(row["_step"] for row in rows)
     return {
@@ -38,11 +52,12 @@ def describe_run(name: str, rows: Sequence[dict[str, Any]], state: str) -> dict[
 
 
 @contextmanager
-def serve_wandb(**histories: Sequence[dict[str, Any]]) -> Iterator[str]:
+def serve_wandb(*, fault: str = "", **histories: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The URL of a server with one run per history in team/project, all in the group `g`.
 
-    Only the last of them is finished.
+    Only the last of them is finished. With a `fault` of broken_server it fails once a run has started.
     """
+    has_started, is_over = Event(), Event()
     *crashed, last = histories
     states = dict.fromkeys(crashed, "crashed") | {last: "finished"}
     runs = {name: describe_run(name, rows, states[name]) for name, rows in histories.items()}
@@ -56,7 +71,13 @@ def serve_wandb(**histories: Sequence[dict[str, Any]]) -> Iterator[str]:
             found = runs.values() if json.loads(asked["filters"]) == {"group": "g"} else ()
             edges = [{"node": run, "cursor": run["name"]} for run in found]
             project["runs"] = {"edges": edges, "pageInfo": {"hasNextPage": False}}
-        return {"viewer": VIEWER | {"teams": {"edges": []}}, "project": project}
+        return {
+            "viewer": VIEWER | {"teams": {"edges": []}},
+            "project": project,
+            "serverInfo": {"features": []},
+            "model": {"bucket": None},
+            "upsertBucket": {"inserted": True, "bucket": STARTED},
+        }
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -64,6 +85,15 @@ def serve_wandb(**histories: Sequence[dict[str, Any]]) -> Iterator[str]:
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
             text = b""
+            if fault and (fault == "401" or has_started.is_set()):
+                self.close_connection = True
+                if fault == "hangs":
+                    is_over.wait()
+                else:
+                    self.wfile.write(ANSWERS[fault])
+                return
+            if b"mutation UpsertBucket" in body:
+                has_started.set()
             if self.path.endswith("/graphql"):
                 asked = json.loads(body).get("variables") or {}
                 text = json.dumps({"data": answer(asked)}).encode()
@@ -82,6 +112,7 @@ def serve_wandb(**histories: Sequence[dict[str, Any]]) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
+        is_over.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -45,8 +45,9 @@ def traced() -> tuple[RolloutTracer, Any]:
 
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return RolloutTracer(provider), exporter
+    processor = SimpleSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    return RolloutTracer(provider, processor), exporter
 
 
 async def test_an_episode_is_one_trace_with_a_span_per_part(
@@ -173,3 +174,16 @@ async def test_a_collector_that_is_gone_does_not_fail_the_run(
         group = await collect_one(CounterEnv(), tracer)
         tracer.close()
     assert group.n_passed == 1
+
+
+async def test_the_sampler_of_opentelemetry_leaves_whole_episodes_out() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(processor := SimpleSpanProcessor(exporter))
+    await collect_one(CounterEnv(), RolloutTracer(provider, processor))
+    assert exporter.get_finished_spans() == ()

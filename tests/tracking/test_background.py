@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from functools import partial
 from threading import Event
 
 import pytest
 
-from skyfleet.tracking.background import BackgroundQueue, Pause
+from skyfleet.redaction import remember_secrets
+from skyfleet.tracking import background
+from skyfleet.tracking.background import BackgroundCalls, BackgroundQueue, Pause
+from skyfleet.tracking.step_log import StepLog
 
 
 def test_items_are_handled_in_order_and_the_rest_at_the_end() -> None:
@@ -93,3 +98,66 @@ def test_a_receiver_that_hangs_is_left_behind_at_the_end(caplog: pytest.LogCaptu
         queue.close()
     release.set()
     assert "the 0.05 s at the end of the run are over" in caplog.text
+
+
+class HangingTracker:
+    """Its client does not answer until `release`."""
+
+    def __init__(self, release: Event, called: list[str]) -> None:
+        self._release, self._called = release, called
+        self._calls = BackgroundCalls("test", last=lambda: called.append("last"))
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._calls.put(self._hang)
+
+    def sync(self) -> None: ...
+
+    def finish(self) -> None:
+        self._called.append("finish")
+        self._calls.finish()
+
+    def close(self) -> None:
+        self._called.append("close")
+        self._calls.close()
+
+    def _hang(self) -> None:
+        self._release.wait()
+        self._called.append("row")
+
+
+def test_trackers_that_hang_delay_no_step_and_share_one_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "DRAIN_SECONDS", 0.05)
+    release, called = Event(), list[str]()
+    log = StepLog(HangingTracker(release, called), HangingTracker(release, called))
+    for step in range(5):
+        log.commit(step)
+    log.close()
+    assert called == ["finish", "finish", "close", "close"]
+    release.set()
+
+
+def test_the_last_call_comes_after_all_others() -> None:
+    called: list[int] = []
+    calls = BackgroundCalls("test", last=lambda: called.append(-1))
+    for number in range(50):
+        calls.put(partial(called.append, number))
+    calls.finish()
+    calls.put(lambda: called.append(99))
+    calls.close()
+    assert called == [*range(50), -1]
+
+
+def test_a_warning_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    remember_secrets(["hunter2-hunter2"])
+
+    def fail() -> None:
+        raise OSError("no route for hunter2-hunter2 to https://bot:pass-word@host/")
+
+    calls = BackgroundCalls("test", last=fail)
+    with caplog.at_level(logging.WARNING):
+        calls.close()
+    assert "no route for <redacted" in caplog.text
+    assert "hunter2" not in caplog.text
+    assert "pass-word" not in caplog.text

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from skyfleet.tracking.mlflow_tracker import GROUP_TAG, MlflowTracker
 ROWS = {1: {"reward/all": 0.25, "kl": float("nan")}, 2: {"reward/all": 0.5}}
 
 
-def write_mlflow(folder: Path, *, resume_step: int | None = None) -> None:
+def write_mlflow(
+    folder: Path, *, resume_step: int | None = None, after_start: Callable[[], None] = lambda: None
+) -> None:
     config = {f"key{number}": number for number in range(250)}  # more than MLflow takes at once
     tracker = MlflowTracker(
         folder, project_name="p", run_name="r's", config=config, resume_step=resume_step
     )
+    after_start()
     for step, metrics in ROWS.items():
         tracker.log(metrics, step)
     tracker.attach("report.html", "<p>report</p>")
@@ -62,9 +66,10 @@ def test_an_mlflow_server_that_fails_later_is_one_warning(
         raise MlflowException("the server is gone")
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(MlflowClient, "log_batch", fail)
     with caplog.at_level(logging.WARNING, logger="skyfleet"):
-        write_mlflow(tmp_path)
+        write_mlflow(
+            tmp_path, after_start=lambda: monkeypatch.setattr(MlflowClient, "log_batch", fail)
+        )
     messages = [r.getMessage() for r in caplog.records if r.name.startswith("skyfleet")]
     assert messages == [
         "mlflow: not sent: the server is gone; the run goes on, further cases are not reported"

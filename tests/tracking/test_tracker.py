@@ -193,7 +193,7 @@ def test_a_failed_wandb_login_keeps_files_of_other_processes(
     def fail(*_: object, dir: Path, **__: object) -> None:
         (dir / "wandb").mkdir()
         (dir / "metrics.jsonl").write_text("{}")
-        raise wandb.Error("no login.")
+        raise wandb.errors.UsageError("no login.")
 
     monkeypatch.setattr(wandb, "init", fail)
     with pytest.raises(ConfigError, match="no login"):

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,11 +15,14 @@ from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.tasks.loading import write_tasks
 from skyfleet.tracking.alerts import alert as alert_module
 from skyfleet.tracking.tracing import EpisodeSpans, RolloutTracer
+from skyfleet.tracking.wandb_file import read_records, read_wandb_file
 from skyfleet.trainer.alerting import RunAlerts, build_alerts, check_watching
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
+from skyfleet.trainer.tasks import load_sources
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.trajectory import Trajectory
 
@@ -199,3 +203,75 @@ def test_the_last_row_is_served_while_the_run_goes_on(tmp_path: Path) -> None:
     finally:
         tracker.close()
     assert 'skyfleet_reward_pass_at_4{run="test_run",where="github"} 0.5' in text
+
+
+@pytest.mark.exhaustive
+async def test_a_resumed_run_is_one_wandb_group_with_its_inputs_and_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    from wandb.proto import wandb_internal_pb2
+
+    messages: Any = wandb_internal_pb2
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("GIT_COMMIT", "c0ffee")
+    monkeypatch.chdir(tmp_path)  # outside a repository, as on a launched machine
+    tasks = load_sources(["world:github?split=train&count=4"], key="SOURCE")
+    write_tasks(tmp_path / "train.jsonl", tasks)
+    (tmp_path / "manifest.json").write_text('{"version": "v7"}')
+    wandb.teardown()
+    for steps, channel in ((1, "one"), (2, "other")):  # where it is watched may change
+        config = small_config(
+            tmp_path / "run",
+            "trainer.run_name=fleet_tool_use_0123abcd",
+            f"data.train_data=[{tmp_path / 'train.jsonl'}]",
+            "data.allow_unmanifested=true",
+            f"trainer.max_training_steps={steps}",
+            *("trainer.eval_interval=1", "trainer.warm_start.steps=0", "trainer.logger=[wandb]"),
+            *(f"trainer.alerts.slack_channel={channel}", f"trainer.wandb.project={channel}"),
+        )
+        await run_training(config)
+    wandb.teardown()  # waits for the process that writes the files
+    paths = sorted((tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(paths) == 2
+    runs = [
+        next(
+            record.run
+            for data in read_records(path)
+            if (record := messages.Record.FromString(data)).WhichOneof("record_type") == "run"
+        )
+        for path in paths
+    ]
+    assert [(run.run_group, run.project) for run in runs] == [
+        ("fleet_tool_use_0123abcd", "one"),
+        ("fleet_tool_use_0123abcd", "other"),
+    ]
+    tracked = [read_wandb_file(path) for path in paths]
+    assert [run.name for run in tracked] == ["fleet_tool_use_0123abcd"] * 2
+    assert [run.config["resumed_at_step"] for run in tracked] == [None, 1]
+    assert [run.config["code/commit"] for run in tracked] == ["c0ffee"] * 2
+    assert [run.config["trainer.train_batch_size"] for run in tracked] == [2, 2]
+    assert [[row["_step"] for row in run.rows] for run in tracked] == [[0, 1], [2]]
+    for path in paths:
+        files = path.parent / "files"
+        assert (files / "dataset_manifest.json").read_text() == '{"version": "v7"}'
+        names = {file.name for file in files.iterdir()}
+        assert {"run_config.yaml", "results.md", "report.html"} <= names
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.prometheus.host=0.0.0.0", r"trainer\.prometheus\.host='0\.0\.0\.0' lets other"),
+        ("trainer.prometheus.allowed_hosts=[a b]", "allowed_hosts 'a b' is not the name of a host"),
+    ],
+)
+def test_an_endpoint_that_is_not_protected_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, sentence: str
+) -> None:
+    pytest.importorskip("prometheus_client")
+    monkeypatch.delenv("SKYFLEET_API_KEY", raising=False)
+    config = small_config(tmp_path / "run", "trainer.prometheus.port=0", override)
+    with pytest.raises(ConfigError, match=sentence):
+        check_watching(config.trainer)

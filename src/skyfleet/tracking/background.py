@@ -1,4 +1,7 @@
-"""BackgroundQueue: hands items to a thread; a slow or failing receiver never delays its caller."""
+"""BackgroundQueue: hands items to a thread; a slow or failing receiver never delays its caller.
+
+BackgroundCalls: the same for the calls of a tracker's client.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,15 @@ from threading import Condition, Thread
 from time import monotonic
 from typing import Generic, TypeVar
 
+from skyfleet.redaction import redact
+
 logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 30.0
+"""For the rows and files that a tracker has not sent at the end of a run."""
+
+MAX_CALLS = 2048
+"""Rows that wait for a tracker; one has some 20 KB."""
 
 T = TypeVar("T")
 Pause = Callable[[float], bool]
@@ -25,7 +36,7 @@ class BackgroundQueue(Generic[T]):
     def __init__(
         self,
         name: str,
-        handle: Callable[[T, Pause], None],
+        handle: Callable[[T, Pause], object],
         *,
         max_items: int = 256,
         drain_seconds: float = 15.0,
@@ -37,6 +48,7 @@ class BackgroundQueue(Generic[T]):
         self._deadline: float | None = None
         """Set when the run ends."""
         self._reported: set[str] = set()
+        self._is_closed = False
         self.n_dropped = 0
         self._thread: Thread | None = None
         """Started with the first item."""
@@ -69,6 +81,7 @@ class BackgroundQueue(Generic[T]):
             self._items.clear()
         if n_left or self._thread.is_alive():
             self._drop("deadline", f"the {self._drain_seconds:g} s at the end of the run are over")
+        self._is_closed = True
 
     def _start(self) -> None:
         if self._thread is None:
@@ -80,7 +93,7 @@ class BackgroundQueue(Generic[T]):
             try:
                 self._handle(item, self._pause)
             except Exception as error:
-                self._drop(type(error).__name__, str(error))
+                self._drop(type(error).__name__, str(error) or type(error).__name__)
 
     def _take(self) -> T | None:
         with self._changed:
@@ -99,10 +112,37 @@ class BackgroundQueue(Generic[T]):
 
     def _drop(self, kind: str, reason: str) -> None:
         self.n_dropped += 1
-        if kind not in self._reported:  # an outage of a day is one line
+        # An outage of a day is one line; what a thread that was left behind meets is none.
+        if kind not in self._reported and not self._is_closed:
             self._reported.add(kind)
             logger.warning(
                 "%s: not sent: %s; the run goes on, further cases are not reported",
                 self._name,
-                reason,
+                redact(reason),
             )
+
+
+class BackgroundCalls:
+    """Calls of a client, one at a time and in order, in a thread of their own."""
+
+    def __init__(self, name: str, *, last: Callable[[], object]) -> None:
+        """`last` ends the client's run, after all other calls."""
+        self._last: Callable[[], object] | None = last
+        self._queue = BackgroundQueue[Callable[[], object]](
+            name, lambda call, _: call(), max_items=MAX_CALLS, drain_seconds=DRAIN_SECONDS
+        )
+
+    def put(self, call: Callable[[], object]) -> None:
+        self._queue.put(call)
+
+    def finish(self) -> None:
+        """Start to end the client's run; `close` waits for it."""
+        if self._last is not None:
+            self._queue.put(self._last)
+            self._last = None
+            self._queue.finish()
+
+    def close(self) -> None:
+        """Wait for the calls that are left, for DRAIN_SECONDS at most."""
+        self.finish()
+        self._queue.close()

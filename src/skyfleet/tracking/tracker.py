@@ -26,7 +26,7 @@ PACKAGES = {
     "wandb": "wandb",
 }
 """The package that each tracker needs; its extra has the same name."""
-_UNCONSTRAINED = ("mlflow", "trackio")
+UNCONSTRAINED = ("mlflow", "trackio")
 """Packages that need older versions of others than constraints.txt pins."""
 
 
@@ -42,6 +42,15 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class RemoteTracker(Protocol):
+    """A tracker that sends in the background, and needs time for the rest at the end of a run."""
+
+    def finish(self) -> None:
+        """Start to send the rest. `close` waits for it, up to a deadline that begins here."""
+        ...
 
 
 @runtime_checkable
@@ -113,4 +122,4 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in PACKAGES:
             raise ConfigError(f"trainer.logger={name!r}; choose from {sorted(PACKAGES)}")
         if (package := PACKAGES[name]) and find_spec(package) is None:
-            raise MissingExtraError(package, package, constrained=package not in _UNCONSTRAINED)
+            raise MissingExtraError(package, package, constrained=package not in UNCONSTRAINED)

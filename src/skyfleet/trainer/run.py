@@ -174,8 +174,13 @@ class Run:
         )
 
     async def close(self) -> None:
+        # What trackers, alerts and spans still have to send, they send at the same time.
+        self.log.finish()
+        self.alerts.finish()
+        if self.tracer is not None:
+            self.tracer.finish()
         try:
-            self.log.close()
+            await asyncio.to_thread(self.log.close)
             await self.opened.aclose()
         finally:
             if self.tracer is not None:

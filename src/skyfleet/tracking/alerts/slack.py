@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any
-from urllib.error import URLError
 
 from skyfleet.errors import MissingExtraError
 from skyfleet.tracking.alerts.alert import (
@@ -69,20 +69,28 @@ class SlackReceiver:
             )
         except self._error as error:
             self._raise(error)
-        except (URLError, OSError) as error:
-            raise TryAgainError(str(error)) from None
+        except Exception as error:  # no connection, or an answer that the client cannot read
+            raise TryAgainError(f"{type(error).__name__}: {error}") from None
         if thread is None:
-            self.state.update(channel=self._channel, thread_ts=answer["ts"])
+            self._keep_thread(answer)
+
+    def _keep_thread(self, answer: Any) -> None:
+        ts = answer.get("ts")
+        if not isinstance(ts, str):
+            raise TryAgainError("the answer has no ts, so it is not Slack's")
+        self.state.update(channel=self._channel, thread_ts=ts)
 
     def _raise(self, error: Any) -> None:
         response = error.response
         status, reason = int(response.status_code), str(response.get("error") or "no answer")
+        # What is not one of Slack's short names is a proxy's page.
+        is_outage = reason in _OUTAGES or not re.fullmatch(r"[a-z0-9_]+", reason)
         if status == 429:
             raise TryAgainError(
                 "rate limited", read_retry_after(response.headers.get("Retry-After"))
             )
-        if status >= 500 or reason in _OUTAGES:
-            raise TryAgainError(f"{status} {reason}") from None
+        if status >= 500 or is_outage:
+            raise TryAgainError(f"status {status}, {reason[:200]}") from None
         raise RejectedError(
             f"Slack answers {reason}: check {TOKEN_VARIABLE}, its scope chat:write, and that the bot "
             f"is in trainer.alerts.slack_channel={self._channel}"
