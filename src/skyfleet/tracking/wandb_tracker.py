@@ -145,7 +145,8 @@ def _start(wandb: Any, options: Mapping[str, object], chosen: Mapping[str, objec
         answered = isinstance(error, wandb.errors.CommError) and "Timed out" not in str(error)
         if answered or isinstance(error, wandb.errors.UsageError):
             raise
-        run = wandb.init(**options, settings=wandb.Settings(**chosen, mode="offline"))
+        offline = {**chosen, "mode": "offline", "init_timeout": 4 * INIT_SECONDS}
+        run = wandb.init(**options, settings=wandb.Settings(**offline))
         logger.warning(
             "W&B does not answer: %s; the run goes on and W&B's rows stay in its folder: upload them "
             "later with `wandb sync %s`",
