@@ -9,7 +9,7 @@ RUN apt-get update \
 
 # The packages change less often than the source, so they are a layer of their own.
 WORKDIR /opt/skyfleet
-ARG EXTRAS=train,s3,wandb
+ARG EXTRAS=train,s3,slack,wandb
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN mkdir -p src/skyfleet \
     && touch src/skyfleet/__init__.py \

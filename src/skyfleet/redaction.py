@@ -22,6 +22,9 @@ OLD_MARK = "**********"
 MIN_KNOWN_CHARACTERS = 6
 """A shorter secret is redacted where its place shows it, and not wherever it occurs."""
 
+MIN_TOKEN_CHARACTERS = 16
+"""A part of a secret URL that is as long as this may be a token."""
+
 Mask = Callable[[str], str]
 
 
@@ -251,6 +254,12 @@ def remember_secrets(secrets: Iterable[str]) -> None:
     _known.update({form: hash_secret(form) for form in new})
     longest_first = sorted(_known, key=len, reverse=True)
     _known_pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+
+def split_secret_url(url: str) -> list[str]:
+    """A URL that is a secret, and the long parts after its host: a webhook's token is one of them."""
+    _, *parts = re.split("[/?#]", url.partition("://")[2])
+    return [url, *(part for part in parts if len(part) >= MIN_TOKEN_CHARACTERS)]
 
 
 def remember_environment(variables: Mapping[str, str]) -> None:

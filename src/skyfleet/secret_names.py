@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 
 _SECRET = re.compile(
     # Also without a separator: PGPASSWORD, dbpassword, SSHPASS, privatekey.
@@ -61,4 +62,5 @@ def looks_secret(name: str) -> bool:
             return not _NOT_A_PASSWORD.fullmatch(before)
         case "pw":
             return True
-    return any(map(_SECRET.fullmatch, words))
+    # Also with a suffix: WANDB_API_KEY_TOOL_USE.
+    return ("api", "key") in pairwise(words) or any(map(_SECRET.fullmatch, words))

@@ -44,6 +44,7 @@ MARK = hash_secret(SECRET)
         *("PGPASSWORD", "dbpassword", "ROOTPASSWORD", "passwords", "MYSQL_PWD", "dbpwd", "db_pw"),
         *("pass", "DB_PASS", "db_pass", "SMTP_PASS", "userPass", "SSHPASS", "privatekey"),
         *("api_tokens", "auth_tokens", "clientsecret", "cookies"),
+        *("SLACK_BOT_TOKEN", "WANDB_API_KEY", "WANDB_API_KEY_TOOL_USE"),
     ],
 )
 def test_names_of_secrets_are_recognised(name: str) -> None:
@@ -61,6 +62,7 @@ def test_names_of_secrets_are_recognised(name: str) -> None:
         "password_file",
         "keyboard",
         *("n_tokens", "prompt_tokens", "PGPASSFILE", "GIT_ASKPASS", "OLDPWD", "compass", "bypass"),
+        *("api_key_file", "AWS_ACCESS_KEY_ID"),
         *("FAIL_TO_PASS", "avg_pass_at_4", "pass_threshold", "pass_rate", "forward_pass", "passes"),
     ],
 )

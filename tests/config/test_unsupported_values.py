@@ -87,6 +87,9 @@ trainer.eval_before_train trainer.eval_interval
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path trainer.resume_strict trainer.journal
 trainer.ckpt_bucket trainer.trajectory_bucket trainer.ckpt_upload_check trainer.upload_timeout_seconds
 trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger
+trainer.wandb.modality trainer.wandb.entity trainer.wandb.project trainer.alerts.slack_channel
+trainer.alerts.webhook_url trainer.alerts.dollars_per_hour trainer.prometheus.port
+trainer.prometheus.host trainer.prometheus.allowed_hosts trainer.tracing
 generator.n_samples_per_prompt generator.eval_n_samples_per_prompt generator.max_turns
 generator.max_input_length generator.trajectory_timeout_seconds generator.chat_template_kwargs
 generator.apply_overlong_filtering generator.zero_reward_on_non_stop

@@ -116,6 +116,8 @@ def test_the_trainer_gets_the_run_name_the_data_the_buckets_and_the_overrides_la
         S3_CHECKPOINT_BUCKET="ckpts",
         S3_TRAJECTORY_BUCKET="dumps",
         WANDB_API_KEY="wandb-secret-value",
+        SLACK_BOT_TOKEN="xoxb-secret-value",
+        SLACK_CHANNEL="#runs",
         AWS_ENDPOINT_URL="",
         OVERRIDES="trainer.seed=7\ngenerator.sampling_params={temperature: 1.0}",
     )
@@ -126,11 +128,12 @@ def test_the_trainer_gets_the_run_name_the_data_the_buckets_and_the_overrides_la
             "data.train_data=[data/fleet/tool_use/train.parquet,data/fleet/computer_use/train.parquet]",
             "data.val_data=[data/fleet/tool_use/validation.parquet]",
             *("trainer.ckpt_bucket=ckpts", "trainer.trajectory_bucket=dumps"),
-            *("trainer.logger=[console,wandb]", "trainer.seed=7"),
+            *("trainer.logger=[console,wandb]", "trainer.alerts.slack_channel=runs"),
+            "trainer.seed=7",
             "generator.sampling_params={temperature: 1.0}",
         ]
     ]
-    assert "wandb-secret-value" not in done.stdout + done.stderr
+    assert "secret-value" not in done.stdout + done.stderr
     environment = (made.home / "environment").read_text()
     assert "AWS_ENDPOINT_URL" not in environment  # an empty one is not a value
 

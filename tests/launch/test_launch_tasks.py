@@ -107,7 +107,7 @@ def test_spot_and_several_nodes_use_only_clouds_that_have_them() -> None:
     assert spot["job_recovery"] == {"max_restarts_on_errors": 10}
     assert "lambda" not in [entry["infra"] for entry in spot["any_of"]]
     nodes = read(plan(nodes=2).text)
-    assert (nodes["num_nodes"], nodes["envs"]["EXTRAS"]) == (2, "train,s3,wandb,ray")
+    assert (nodes["num_nodes"], nodes["envs"]["EXTRAS"]) == (2, "train,s3,slack,wandb,ray")
     assert "runpod" not in [entry["infra"] for entry in nodes["resources"]["any_of"]]
     with pytest.raises(ConfigError, match="--cloud lambda does not support --spot"):
         choose_clouds("lambda", spot=True, num_nodes=1)

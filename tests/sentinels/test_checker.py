@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.fakes.alert_server import serve_alerts
 from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fakes.small_runs import rows
 from tests.sentinels.bugs_in_batches import verifiers_break
@@ -34,6 +35,7 @@ async def run_with_bug(folder: Path, plant: Plant, *settings: str, steps: int = 
             await run_steps(run, steps)
     finally:
         run.log.close()
+        await run.alerts.close()
 
 
 async def test_a_broken_invariant_stops_the_run_with_name_sentence_and_evidence(
@@ -52,11 +54,15 @@ async def test_a_broken_invariant_stops_the_run_with_name_sentence_and_evidence(
     assert rows(tmp_path) == []
 
 
-async def test_a_warning_does_not_stop_the_run(
+async def test_a_warning_is_one_alert_and_does_not_stop_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "skyfleet.sentinels"):
-        await run_with_bug(tmp_path, verifiers_break, f"{MODE}=stop", steps=2)
+    with serve_alerts() as server, caplog.at_level(logging.WARNING, "skyfleet.sentinels"):
+        settings = (f"{MODE}=stop", f"trainer.alerts.webhook_url={server.url}")
+        await run_with_bug(tmp_path, verifiers_break, *settings, steps=2)
+    (post,) = server.posts
+    assert (post["kind"], post["key"], post["step"]) == ("sentinel", "sentinel/unknown_grades", 1)
+    assert post["text"].startswith("more than 25%")
     assert [finding.step for finding in read_findings(tmp_path)] == [1, 2]
     warnings = [r for r in caplog.records if r.name == "skyfleet.sentinels.checker"]
     assert len(warnings) == 1

@@ -178,7 +178,7 @@ async def test_slow_clients_are_disconnected(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_viewer_disconnects_slow_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyfleet.analysis.viewer.server.REQUEST_SECONDS", 0.05)
+    monkeypatch.setattr("skyfleet.serving.threaded.REQUEST_SECONDS", 0.05)
     with viewing(write_run(tmp_path, plain=4)) as server:
         for request in (b"", b"GET / HTTP/1.1\r\nHost: loc"):
             assert (await send_raw(server.server_port, request))[0] == 0

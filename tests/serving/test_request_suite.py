@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from tests.analysis.viewer_run import viewing, write_run
@@ -24,6 +25,7 @@ from skyfleet.envs.openenv.server import openenv_app
 from skyfleet.serving.access import AccessPolicy
 from skyfleet.serving.requests import ChatCompletionRequest
 from skyfleet.tasks.task import Task
+from skyfleet.tracking.prometheus_tracker import PrometheusTracker
 from skyfleet.trainer.tasks import load_sources
 from skyfleet.worlds.catalog import open_world
 from skyfleet.worlds.fleet_server.server import build_fleet_app
@@ -41,6 +43,7 @@ KINDS = {
     ),
     "fleet": Kind(good="GET /v1/account", post="/v1/env/instances"),
     "agent": Kind(good="GET /v1/models", post="/v1/chat/completions", needs_token=False),
+    "metrics": Kind(good="GET /metrics", post="/metrics", splits_at_carriage_returns=True),
     "view": Kind(good="GET /api/run", post="/api/run", splits_at_carriage_returns=True),
 }
 
@@ -52,6 +55,12 @@ async def running(name: str, folder: Path) -> AsyncIterator[tuple[int, Kind]]:
     if name == "view":
         with viewing(write_run(folder, plain=4), access=ViewerAccess(token=TOKEN)) as viewer:
             yield viewer.server_port, kind
+        return
+    if name == "metrics":
+        pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
+        tracker = PrometheusTracker(run_name="r", token=TOKEN)
+        yield httpx.URL(tracker.url).port or 0, kind
+        tracker.close()
         return
     if name == "agent":
         gateway = AgentGateway(ACCESS)

@@ -14,7 +14,7 @@ from skyfleet.errors import CheckpointError, DiskFullError
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.storage.local import make_folder, write_atomically
-from skyfleet.tracking.tracker import JsonlTracker
+from skyfleet.tracking.jsonl_tracker import JsonlTracker
 from skyfleet.trajectories.archive import write_groups
 
 

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from skyfleet.errors import ConfigError, MissingExtraError
-from skyfleet.tracking.tracker import (
-    JsonlTracker,
-    TensorboardTracker,
-    Tracker,
-    WandbTracker,
-    make_trackers,
-)
+from skyfleet.tracking.jsonl_tracker import JsonlTracker
+from skyfleet.tracking.tensorboard_tracker import TensorboardTracker
+from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.tracking.wandb_tracker import WandbTracker
 
 
 def make(folder: Path, *names: str, resume_step: int | None = None) -> list[Tracker]:
@@ -196,7 +193,7 @@ def test_a_failed_wandb_login_keeps_files_of_other_processes(
     def fail(*_: object, dir: Path, **__: object) -> None:
         (dir / "wandb").mkdir()
         (dir / "metrics.jsonl").write_text("{}")
-        raise wandb.Error("no login.")
+        raise wandb.errors.UsageError("no login.")
 
     monkeypatch.setattr(wandb, "init", fail)
     with pytest.raises(ConfigError, match="no login"):

@@ -25,7 +25,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, SkyfleetError
 from skyfleet.learner.optimizer import Optimizer
-from skyfleet.tracking.tracker import JsonlTracker
+from skyfleet.tracking.jsonl_tracker import JsonlTracker
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.exports import Exports

@@ -14,12 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.analysis.viewer_run import viewing
+from tests.fakes.alert_server import serve_alerts
 from tests.fakes.small_runs import SETTINGS
 from tests.trainer.canary_env import CANARY, VARIABLE
 
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config, load_config_file
+from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.loading import write_tasks
 from skyfleet.tasks.task import Task
@@ -41,7 +43,10 @@ SECRETS = {
     "environment.skyrl_gym.fleet_task.api_key": "{}",
     "generator.weight_sync_dir": "s3://bucket/weights?X-Amz-Signature={}",
 }
-VARIABLES = ("OPENAI_API_KEY", "FLEET_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN")
+VARIABLES = (
+    *("OPENAI_API_KEY", "FLEET_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"),
+    *("SLACK_BOT_TOKEN", "WANDB_API_KEY_TOOL_USE"),
+)
 
 
 def make_overrides(folder: Path, *more: str) -> tuple[list[str], list[str]]:
@@ -103,19 +108,47 @@ def assert_no_canary(texts: Iterator[tuple[str, bytes]]) -> int:
     return len(found)
 
 
+async def _train(
+    overrides: list[str],
+    secrets: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> RunConfig:
+    for name, secret in zip(VARIABLES, secrets, strict=False):
+        monkeypatch.setenv(name, secret)
+    monkeypatch.setenv(VARIABLE, ",".join([*secrets, f"{CANARY}999"]))
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(RedactingFilter())
+    config = load_config(SETTINGS, overrides)
+    await run_training(config)
+    return config
+
+
 async def test_no_secret_is_in_the_run_folder_the_output_or_the_viewer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    overrides, secrets = make_overrides(tmp_path, "trainer.logger=[console,tensorboard]")
-    for name, secret in zip(VARIABLES, secrets, strict=False):
-        monkeypatch.setenv(name, secret)
-    monkeypatch.setenv(VARIABLE, ",".join(secrets))
-    caplog.handler.addFilter(RedactingFilter())
-    config = load_config(SETTINGS, overrides)
-    await run_training(config)
+    pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")
+    with serve_alerts() as watching:
+        overrides, secrets = make_overrides(
+            tmp_path,
+            "trainer.logger=[console,tensorboard]",
+            f"trainer.alerts.webhook_url={watching.url}/services/{CANARY}999",
+            "trainer.tracing=true",
+        )
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", watching.url)
+        config = await _train(overrides, secrets, monkeypatch, caplog)
+    alerts = [post for post in watching.posts if "key" in post]
+    assert [alert["kind"] for alert in alerts] == [
+        *("start", "evaluation", "sentinel", "evaluation", "end")
+    ]
+    spans = b"".join(post["_raw"] for post in watching.posts if post["_path"] == "/v1/traces")
+    assert b"skyfleet.task_key" in spans
+    assert b"leaks" in spans
+    bodies = b"".join(post["_raw"] for post in watching.posts)
+    assert_no_canary(iter([("alerts and spans", bodies)]))
     run = tmp_path / "run"
     app(["log", str(run)], standalone_mode=False)
     app(["config", "diff", str(run / "config.yaml"), "tiny"], standalone_mode=False)

@@ -153,6 +153,7 @@ class Trainer:
             if error is None:
                 self._outcome = conclude(run)
             elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
+                run.alerts.report_stop(error, run.state.step)
                 run.save()
         finally:
             self._plan.callback_tasks.cancel()

@@ -135,7 +135,8 @@ async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
             async for _ in train_steps(run):
                 try:
                     await plan.settle_callbacks(run)
-                except BaseException:
+                except BaseException as error:
+                    run.alerts.report_stop(error, run.state.step)
                     run.save()
                     raise
             return conclude(run)

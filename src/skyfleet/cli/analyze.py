@@ -33,7 +33,11 @@ _EXAMPLES = 3
 
 def analyze_command(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="A folder that train wrote, or its s3:// address.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="A folder that train wrote, its s3:// address, wandb://entity/project/run, or a .wandb file.",
+        ),
     ],
     only: Annotated[
         str | None, typer.Option("--eval-set", help="One evaluation set, or train.")
@@ -48,7 +52,17 @@ def analyze_command(
     from skyfleet.analysis.behaviour import summarize_behaviour
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.tracking.console import ConsoleTracker
+    from skyfleet.tracking.wandb_file import is_tracked_run
 
+    if is_tracked_run(run):
+        if only is not None or step is not None:
+            raise ConfigError(
+                f"{run}: --eval-set and --step select episodes, which W&B does not have"
+            )
+        from skyfleet.cli.analyze_tracked import analyze_tracked
+
+        analyze_tracked(run, as_json=as_json)
+        return
     folder = open_run(run)
     damage: list[RecordError] = []
     entries = _chosen(folder.entries(on_damage=damage.append), only, step)

@@ -25,6 +25,7 @@ from skyfleet.redaction import (
     redact_value,
     remember_environment,
     remember_secrets,
+    split_secret_url,
 )
 from skyfleet.secret_names import looks_secret
 from skyfleet.terminal import install_log_filter
@@ -112,7 +113,7 @@ def remember_config_secrets(config: RunConfig) -> None:
 
     def collect(secret: str) -> str:
         if not _REFERENCE.search(secret):
-            found.append(_LEADING_SCHEME.sub("", secret))
+            found.extend(split_secret_url(_LEADING_SCHEME.sub("", secret)))
         return hash_secret(secret)
 
     _redact_tree(config, collect)

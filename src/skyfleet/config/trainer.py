@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field
 from skyfleet.config.algorithm import Algorithm
 from skyfleet.config.policy import Critic, Policy, Ref
 from skyfleet.config.section import PositiveOrMinusOne, Section, as_list
-
-Logger = Literal["console", "jsonl", "tensorboard", "wandb"]
+from skyfleet.config.tracking import Alerts, Logger, Prometheus, Wandb
 
 
 class Placement(Section):
@@ -159,6 +158,12 @@ part, which AWS does and other servers may not."""
     export_path: str = "runs/test_run/exports"
     logger: Annotated[list[Logger], BeforeValidator(as_list)] = Field(["console"])
     """One or more; metrics.jsonl is always written. SkyRL's default is wandb."""
+    wandb: Wandb = Wandb()
+    alerts: Alerts = Alerts()
+    prometheus: Prometheus = Prometheus()
+    tracing: bool = False
+    """Export spans of every episode (queue, engine, environment, verifier) with OpenTelemetry, to \
+OTEL_EXPORTER_OTLP_ENDPOINT."""
     print_example_interval: PositiveOrMinusOne = -1
     """Steps between printed example episodes; -1 disables them."""
     dump_data_batch: bool = False

@@ -51,6 +51,10 @@ DEPENDENCIES: tuple[Dependency, ...] = (
     _depend("kl_ctrl.type", "adaptive", keys=("kl_ctrl",)),
     _depend("use_entropy_loss", True, keys=("entropy_loss_coef",)),
     Dependency(
+        enabled_by={"alerts.slack_channel": (), "alerts.webhook_url": ()},
+        keys=("alerts.dollars_per_hour",),
+    ),
+    Dependency(
         enabled_by={"policy.model.lora.rank": ()},
         keys=tuple(
             f"policy.model.lora.{name}" for name in ("alpha", "target_modules", "exclude_modules")

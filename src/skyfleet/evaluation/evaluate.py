@@ -13,6 +13,7 @@ from skyfleet.evaluation.score import PASS_THRESHOLD
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.task import Task
+from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trajectories.trajectory import Group, Trajectory, first_grading_error
 
 
@@ -67,6 +68,7 @@ async def evaluate(
     pass_threshold: float = PASS_THRESHOLD,
     agent_info: AgentInfo | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
+    tracer: RolloutTracer | None = None,
 ) -> tuple[EvalReport, list[Group]]:
     """Return the report and its episodes.
 
@@ -80,6 +82,7 @@ async def evaluate(
         n_samples=n_samples,
         max_concurrent=max_concurrent,
         on_finished=on_finished,
+        tracer=tracer,
     )
     report = EvalReport.from_groups(
         name,

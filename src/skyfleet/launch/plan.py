@@ -35,6 +35,7 @@ from skyfleet.launch.task_file import (
     render_task,
 )
 from skyfleet.secret_names import looks_secret
+from skyfleet.tracking.tracker import UNCONSTRAINED
 
 PREPARED = "data/fleet/"
 """Where the task's set-up writes the dataset."""
@@ -94,8 +95,7 @@ def plan_launch(
         "OVERRIDES": join_overrides(overrides),
         "DATASET": "fleet" if _reads_prepared(config) else "",
         "EXTRAS": _choose_extras(config, wandb=options.wandb, nodes=nodes),
-        # vLLM pins the torch it was built with.
-        **({"CONSTRAINTS": ""} if config.generator.backend == "vllm" else {}),
+        **({} if _accepts_constraints(config) else {"CONSTRAINTS": ""}),
     }
     uploads = bool({**DEFAULT_VARIABLES, **options.variables}["S3_CHECKPOINT_BUCKET"])
     task = LaunchTask(
@@ -251,8 +251,21 @@ def _reads_prepared(config: RunConfig) -> bool:
     )
 
 
+def _accepts_constraints(config: RunConfig) -> bool:
+    """vLLM pins the torch it was built with; MLflow and trackio need older packages."""
+    return config.generator.backend != "vllm" and not set(UNCONSTRAINED) & set(
+        config.trainer.logger
+    )
+
+
 def _choose_extras(config: RunConfig, *, wandb: bool, nodes: int) -> str:
-    extras = ["train", "s3"]
+    trainer = config.trainer
+    extras = ["train", "s3", "slack"]  # Slack's client is small, and its token decides at the start
+    extras += [name for name in ("tensorboard", *UNCONSTRAINED) if name in trainer.logger]
+    if trainer.prometheus.port is not None:
+        extras.append("prometheus")
+    if trainer.tracing:
+        extras.append("otel")
     if wandb:
         extras.append("wandb")
     if config.generator.backend == "vllm":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -27,11 +27,14 @@ from skyfleet.rollouts.grading import EpisodeGrade, check_step_rewards, grade_ep
 from skyfleet.rollouts.rendering import render
 from skyfleet.streams import restore_streams
 from skyfleet.tasks.task import Grade, Task
+from skyfleet.tracking.tracing import EpisodeSpans, RolloutTracer
 from skyfleet.trajectories.episode_clock import EpisodeClock, EpisodeTimeoutError
 from skyfleet.trajectories.trajectory import Ending, Failure, Group, Trajectory, Turn
 
 OnMessages = Callable[[Sequence[Message]], None]
 """Observes an episode: called with the prompt, then with each action and each reply as they come."""
+
+_NO_SPAN = nullcontext()
 
 RECORDED_CHARACTERS = 10_000
 """What is recorded of an observation that is too long for any agent."""
@@ -59,8 +62,8 @@ class Limits:
 class _Episode:
     """The state of an episode, kept outside the loop so that a failure loses nothing before it."""
 
-    def __init__(self, on_messages: OnMessages) -> None:
-        self.on_messages = on_messages
+    def __init__(self, on_messages: OnMessages, spans: EpisodeSpans | None = None) -> None:
+        self.on_messages, self.spans = on_messages, spans
         self.prompt: tuple[Message, ...] = ()
         self.turns: list[Turn] = []
         self.steps: list[Step] = []
@@ -69,6 +72,10 @@ class _Episode:
         self.grade: Grade | None = None
         self.failure: Failure | None = None
         self.has_started = False
+
+    def span(self, name: str, phase: str) -> AbstractContextManager[None]:
+        """Measure a part of the episode, if the run is traced."""
+        return _NO_SPAN if self.spans is None else self.spans.measure(name, phase)
 
     def add_grade(self, graded: EpisodeGrade) -> None:
         if graded.info and self.turns:
@@ -89,16 +96,17 @@ async def run_episode(
     *,
     sample: int = 0,
     on_messages: OnMessages = lambda _: None,
+    spans: EpisodeSpans | None = None,
 ) -> Trajectory:
     """Run one episode and grade it, whether it finished or was cut short.
 
     An `EpisodeError` ends the episode and is recorded on it. If only grading fails, the ending
     stays and the grade is unknown, never zero. Any other exception, including cancellation,
     propagates after the environment is closed and the engine's session released. `on_messages`
-    receives all messages in order.
+    receives all messages in order. `spans` gets the times of its parts.
     """
     start = perf_counter()
-    episode = _Episode(on_messages)
+    episode = _Episode(on_messages, spans)
     guard = EnvGuard(
         task.env_key,
         task.key,
@@ -159,13 +167,14 @@ async def _play(
                 env = await _run_in_time(
                     episode, closing, task, open_env, policy, limits, sample, guard
                 )
-                graded = await grade_episode(
-                    env,
-                    episode.steps,
-                    episode.ending,
-                    guard=guard,
-                    timeout_seconds=limits.trajectory_timeout_seconds,
-                )
+                with episode.span("verifier", "grade"):
+                    graded = await grade_episode(
+                        env,
+                        episode.steps,
+                        episode.ending,
+                        guard=guard,
+                        timeout_seconds=limits.trajectory_timeout_seconds,
+                    )
                 episode.add_grade(graded)
                 if graded.is_by_env:
                     check_step_rewards(episode.steps, graded.grade, task, open_env)
@@ -188,16 +197,18 @@ async def _run_in_time(
     clock = EpisodeClock(limits.trajectory_timeout_seconds)
     try:
         async with clock:
-            env = await open_env_until(
-                closing,
-                isolate(open_env),
-                task,
-                guard=guard,
-                close_timeout_seconds=limits.close_timeout_seconds,
-            )
-            observation = await guard.call(
-                EnvError, "reset", _reset, env, convert=validate_observation
-            )
+            with episode.span("environment", "open"):
+                env = await open_env_until(
+                    closing,
+                    isolate(open_env),
+                    task,
+                    guard=guard,
+                    close_timeout_seconds=limits.close_timeout_seconds,
+                )
+            with episode.span("environment", "reset"):
+                observation = await guard.call(
+                    EnvError, "reset", _reset, env, convert=validate_observation
+                )
             is_reset = True
             try:
                 episode.ending = await _converse(
@@ -268,7 +279,8 @@ async def _run_turns(
             return Ending.CONTEXT_FULL
         start = perf_counter()
         try:
-            action = await conversation.generate()
+            with episode.span("engine", "generate"):
+                action = await conversation.generate()
         except ContextFullError as error:
             if error.is_by_server and not turns:
                 # The agent has not acted: zero would score the server's configuration.
@@ -280,7 +292,10 @@ async def _run_turns(
         generated = perf_counter()
         episode.on_messages((action,))
         # The environment also receives a message that the token limit cut: it may hold the answer.
-        step: Step = await guard.call(EnvError, "step", _step, env, action, convert=validate_step)
+        with episode.span("environment", "step"):
+            step: Step = await guard.call(
+                EnvError, "step", _step, env, action, convert=validate_step
+            )
         replies = step.opening.messages if step.opening else step.messages
         n_characters = count_characters(replies, step.opening.tools if step.opening else ())
         if is_too_long := not limits.allows(n_characters):
@@ -327,6 +342,7 @@ async def collect(
     max_concurrent: int,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
     recorded: Mapping[tuple[str, int], Trajectory] | None = None,
+    tracer: RolloutTracer | None = None,
 ) -> list[Group]:
     """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt.
 
@@ -337,8 +353,15 @@ async def collect(
     async def run_one(task: Task, sample: int) -> Trajectory:
         if recorded and (known := recorded.get((task.key, sample))) is not None:
             return known
+        spans = None if tracer is None else EpisodeSpans()
         async with semaphore:
-            trajectory = await run_episode(task, open_env, policy, limits, sample=sample)
+            if spans is not None:
+                spans.end_queue()
+            trajectory = await run_episode(
+                task, open_env, policy, limits, sample=sample, spans=spans
+            )
+        if tracer is not None and spans is not None:
+            tracer.export(spans, trajectory)
         on_finished(trajectory)
         return trajectory
 

@@ -14,7 +14,7 @@ from skyfleet.learner.factory import has_exact_logprobs
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.episode import Limits
-from skyfleet.sentinels.checker import InvariantChecker
+from skyfleet.sentinels.checker import InvariantChecker, OnWarning
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
@@ -36,6 +36,7 @@ def build_checker(
     recording_engine: RecordingEngine,
     losses: LossRecorder,
     reference_interval: int,
+    on_warning: OnWarning | None = None,
 ) -> InvariantChecker:
     return InvariantChecker(
         folder=Path(config.trainer.run_path),
@@ -47,6 +48,7 @@ def build_checker(
         losses=losses,
         learner=learner,
         engines=engines,
+        on_warning=on_warning,
     )
 
 

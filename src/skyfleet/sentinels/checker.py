@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -42,6 +42,8 @@ from skyfleet.trajectories.trajectory import Group, Trajectory, first_grading_er
 logger = logging.getLogger(__name__)
 
 FINDINGS_FILE = "sentinels.jsonl"
+OnWarning = Callable[[str, int, str], None]
+"""Called with the name of a sentinel, the step and what it found."""
 
 
 class InvariantChecker:
@@ -57,7 +59,10 @@ class InvariantChecker:
         losses: LossRecorder,
         learner: Learner,
         engines: Sequence[Engine],
+        on_warning: OnWarning | None = None,
     ) -> None:
+        """`on_warning` gets the first warning of each sentinel."""
+        self._on_warning = on_warning
         self._path, self._expected, self._modes = folder / FINDINGS_FILE, expected, modes
         self._recording_engine, self._losses = recording_engine, losses
         self._learner, self._engines = learner, engines
@@ -192,6 +197,8 @@ class InvariantChecker:
             if self._modes[name] == "warn" and name not in self._warned:
                 logger.warning("sentinel %s, step %d: %s", name, self._step, _describe(finding))
                 self._warned.add(name)
+                if self._on_warning is not None:
+                    self._on_warning(name, self._step, _describe(finding))
         for sentinel, finding in found:
             name = sentinel.name
             if self._modes[name] == "stop":

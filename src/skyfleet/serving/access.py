@@ -50,6 +50,8 @@ class AccessPolicy:
     open_paths: frozenset[str] = frozenset({"/health"})
     """Paths that need no token."""
     max_body_bytes: int = MAX_BODY_BYTES
+    remedy: str = "start the server with --allow-host NAME"
+    """How another name is allowed."""
 
     def check(
         self, method: str, path: str, headers: Headers, *, is_logged_in: bool = False
@@ -88,8 +90,7 @@ class AccessPolicy:
         allowed = ", ".join(sorted(self.hosts))
         return Refusal(
             status=403,
-            sentence=f"Host {host[:200]!r} is not allowed; use {allowed}, "
-            "or start the server with --allow-host NAME",
+            sentence=f"Host {host[:200]!r} is not allowed; use {allowed}, or {self.remedy}",
         )
 
     def _check_origin(self, method: str, headers: Headers) -> Refusal | None:
@@ -132,20 +133,21 @@ def build_access_policy(
     token: str | None,
     allowed_hosts: Iterable[str] = (),
     open_paths: Iterable[str] = ("/health",),
+    key: str = "--allow-host",
 ) -> AccessPolicy:
-    """The policy of a server that listens on `host`; ports of `allowed_hosts` are ignored."""
+    """The policy of a server that listens on `host`; ports of `allowed_hosts`, given as `key`, are ignored."""
     host = strip_brackets(host)
     is_wildcard = host in ("", "0.0.0.0", "::", "0")
     names = {host.lower()} if not is_wildcard else {socket.gethostname().lower()}
     return AccessPolicy(
-        hosts=LOOPBACK_NAMES | names | set(map(_read_name, allowed_hosts)),
+        hosts=LOOPBACK_NAMES | names | {_read_name(name, key) for name in allowed_hosts},
         allows_addresses=is_wildcard,
         token=token,
         open_paths=frozenset(open_paths),
     )
 
 
-def _read_name(given: str) -> str:
+def _read_name(given: str, key: str) -> str:
     """The name in `name`, `name:port`, `[::1]:port` or `::1`, as a Host header has it."""
     name = given.strip().lower()
     if _is_address(name):
@@ -153,7 +155,7 @@ def _read_name(given: str) -> str:
     match = _HOST.fullmatch(name)
     if match is None:
         raise ConfigError(
-            f"--allow-host {given!r} is not the name of a host; give one such as train.example"
+            f"{key} {given!r} is not the name of a host; give one such as train.example"
         )
     return str(match["ipv6"] or match["name"])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
-from skyfleet.tracking.tracker import Tracker
+from skyfleet.tracking.tracker import FileTracker, RemoteTracker, Tracker
 
 PHASE_NAMES = {"rollout": "generate", "learn": "train_critic_and_policy"}
 """Phases of the loop that are logged under SkyRL's name; all others keep their own."""
@@ -63,12 +63,30 @@ class StepLog:
         for tracker in self._trackers:
             tracker.log(metrics, step)
 
+    @property
+    def stores_files(self) -> bool:
+        """Whether a tracker keeps the files of a run."""
+        return any(isinstance(tracker, FileTracker) for tracker in self._trackers)
+
+    def attach(self, name: str, text: str) -> None:
+        """Store a text file with every tracker that keeps files."""
+        for tracker in self._trackers:
+            if isinstance(tracker, FileTracker):
+                tracker.attach(name, text)
+
     def sync(self) -> None:
         """Make every committed row durable."""
         for tracker in self._trackers:
             tracker.sync()
 
+    def finish(self) -> None:
+        """Every tracker starts to send its rest: the deadlines of several run at the same time."""
+        for tracker in self._trackers:
+            if isinstance(tracker, RemoteTracker):
+                tracker.finish()
+
     def close(self) -> None:
+        self.finish()
         for tracker in self._trackers:
             tracker.close()
 

@@ -37,12 +37,17 @@ from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.serving.access import read_token
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
+from skyfleet.tracking.code_version import find_code_version
 from skyfleet.tracking.console import ConsoleTracker
+from skyfleet.tracking.prometheus_tracker import PrometheusTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.tracking.tracing import build_tracer
 from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.trainer.alerting import build_alerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
@@ -257,6 +262,7 @@ def _build_run(
 ) -> Run:
     trainer, generator, limits = config.trainer, config.generator, build_limits(config)
     recording_engine = RecordingEngine(policy_client.engine)
+    alerts = build_alerts(config, learning.state.sent_alerts)
     checker = build_checker(
         config,
         policy_model.decoder,
@@ -267,12 +273,17 @@ def _build_run(
         recording_engine=recording_engine,
         losses=learning.losses,
         reference_interval=tasks.schedule.reference_interval,
+        on_warning=alerts.report_warning,
     )
     filter_groups, estimator = build_filter(config), build_estimator(config)
     exports = Exports.from_config(config, policy_model)
     # Trackers are built last: they are the first to write to the run directory.
     trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
+    tracer = build_tracer(trainer.run_name) if trainer.tracing else None
+    for tracker in trackers:
+        if isinstance(tracker, PrometheusTracker):
+            console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
     return Run(
@@ -288,6 +299,7 @@ def _build_run(
             n_samples=generator.n_samples_per_prompt,
             max_concurrent=generator.max_num_seqs,
             filter_groups=filter_groups,
+            tracer=tracer,
         ),
         compute_samples=lambda groups: assign_credit(
             groups, estimator, mask_unfinished=generator.apply_overlong_filtering
@@ -304,6 +316,7 @@ def _build_run(
             console=console,
             verify=inference.verify,
             callbacks=callbacks,
+            tracer=tracer,
         ),
         checker=checker,
         log=StepLog(*trackers),
@@ -312,6 +325,8 @@ def _build_run(
         journal=journal,
         warm_start=WarmStart(batch_size=trainer.warm_start.batch_size, seed=trainer.seed),
         callbacks=callbacks,
+        alerts=alerts,
+        tracer=tracer,
     )
 
 
@@ -346,14 +361,39 @@ def _build_trackers(
     config: RunConfig, resume_step: int | None, total_steps: int
 ) -> Sequence[Tracker]:
     trainer = config.trainer
-    return make_trackers(
-        ["console", "jsonl", *(n for n in trainer.logger if n not in ("console", "jsonl"))],
-        run_folder=Path(trainer.run_path),
-        run_name=trainer.run_name,
-        project_name=trainer.project_name,
-        config=flatten(config),
-        resume_step=resume_step,
-        # The rows of a checkpoint that is resumed by its path may be in another run's folder.
-        has_rows=trainer.resume_mode == "latest",
-        total_steps=total_steps,
-    )
+    others = [name for name in trainer.logger if name not in ("console", "jsonl")]
+    code_version = find_code_version().flatten() if others else {}
+    served = _serve_metrics(config)
+    try:
+        trackers = make_trackers(
+            ["console", "jsonl", *others],
+            run_folder=Path(trainer.run_path),
+            run_name=trainer.run_name,
+            project_name=trainer.project_name,
+            config=flatten(config) | code_version,
+            resume_step=resume_step,
+            # The rows of a checkpoint that is resumed by its path may be in another run's folder.
+            has_rows=trainer.resume_mode == "latest",
+            total_steps=total_steps,
+            wandb=trainer.wandb,
+        )
+    except BaseException:
+        for tracker in served:
+            tracker.close()
+        raise
+    return [*trackers, *served]
+
+
+def _serve_metrics(config: RunConfig) -> list[PrometheusTracker]:
+    section = config.trainer.prometheus
+    if section.port is None:
+        return []
+    return [
+        PrometheusTracker(
+            run_name=config.trainer.run_name,
+            port=section.port,
+            host=section.host,
+            token=read_token(),
+            allowed_hosts=section.allowed_hosts,
+        )
+    ]

@@ -27,6 +27,7 @@ from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.registry import build_modes
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
+from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.policy_client import PolicyClient
@@ -57,6 +58,7 @@ class Evaluator:
     """Raises if an engine sampled with other weights than the last ones pushed."""
     callbacks: Callbacks
     dump: Dump | None = None
+    tracer: RolloutTracer | None = None
     baselines: dict[str, Mapping[str, Baseline]] = field(default_factory=dict)
     """By set; measured once, at the set's first evaluation."""
     graded_sets: GradedSets = field(default_factory=GradedSets)
@@ -73,6 +75,7 @@ class Evaluator:
         console: ConsoleTracker,
         verify: Callable[[], Awaitable[None]],
         callbacks: Callbacks,
+        tracer: RolloutTracer | None = None,
     ) -> Evaluator:
         trainer, generator = config.trainer, config.generator
         sampling = build_sampling_params(generator.eval_sampling_params, seed=trainer.seed)
@@ -102,6 +105,7 @@ class Evaluator:
             graded_sets=GradedSets(
                 stops=build_modes(trainer.sentinels)["nothing_graded"] == "stop"
             ),
+            tracer=tracer,
             dump=_build_dump(config, policy_client) if trainer.dump_eval_results else None,
         )
 
@@ -138,6 +142,7 @@ class Evaluator:
                 baselines=baselines,
                 agent_info=self.agent_info,
                 on_finished=store,
+                tracer=self.tracer and self.tracer.bind(set=name, step=step),
             )
         await self.verify()
         if ungraded := describe_ungraded(groups):

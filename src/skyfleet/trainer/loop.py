@@ -31,10 +31,12 @@ async def train_steps(run: Run) -> AsyncIterator[StepResult]:
     """Train step by step. Whatever ends the run early, what was learnt is saved first."""
     run.log.add(run.state.take_pending_metrics())
     run.mark_resume_point()
+    run.alerts.report_start(run.state.step, run.schedule.total_steps)
     try:
         await warm_start(run)
         await finish_step(run)
     except BaseException as error:
+        run.alerts.report_stop(error, run.state.step)
         save_progress(run, error, run.state.step)
         raise
     while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
@@ -46,6 +48,7 @@ async def train_steps(run: Run) -> AsyncIterator[StepResult]:
             run.callbacks.step(result)
             result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
         except BaseException as error:
+            run.alerts.report_stop(error, step)
             save_progress(run, error, step)
             raise
         yield result
@@ -160,3 +163,4 @@ async def evaluate_step(run: Run, step: int) -> None:
         run.state.evaluated_steps, default=run.state.best_step
     )
     run.log.add({"trainer/best_step": float(run.state.best_step)})
+    run.alerts.report_evaluation(step, list(run.evaluator.sets))

@@ -14,6 +14,7 @@ from skyfleet.engines.vllm_controller import check_vllm
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import check_model_config
 from skyfleet.tracking.tracker import check_trackers
+from skyfleet.trainer.alerting import check_watching
 
 
 def check_trainable(config: RunConfig) -> None:
@@ -47,6 +48,7 @@ def reference_checks(
         model = trainer.policy.model
         yield partial(check_model_config, model.path, trust_remote_code=model.trust_remote_code)
     yield partial(check_trackers, trainer.logger)
+    yield partial(check_watching, trainer)
     yield partial(build_advantage_estimator, trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:
         yield check_vllm

@@ -11,6 +11,7 @@ from skyfleet.envs.env import EnvFactory
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import Limits, collect
 from skyfleet.tasks.sampling import Sampler
+from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trainer.journal import StepJournal
 from skyfleet.trajectories.records import encode_episode
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -30,6 +31,7 @@ class RolloutCollector:
     max_concurrent: int
     """Episodes at once."""
     filter_groups: Callable[[Sequence[Group]], FilterResult]
+    tracer: RolloutTracer | None = None
 
     async def collect(
         self, step: int, on_finished: Callable[[Trajectory, bytes], None], journal: StepJournal
@@ -40,6 +42,7 @@ class RolloutCollector:
         rolled out; all are durable in it on return.
         """
         groups: list[Group] = []
+        tracer = self.tracer and self.tracer.bind(set="train", step=step)
         for batch in count():
             tasks = self.sampler.draw()
             restored = journal.restore(batch, tasks, self.n_samples)
@@ -65,6 +68,7 @@ class RolloutCollector:
                 max_concurrent=self.max_concurrent,
                 on_finished=finish,
                 recorded={place: record.episode for place, record in restored.items()},
+                tracer=tracer,
             )
             await journal.sync()
             kept = self.filter_groups(groups)

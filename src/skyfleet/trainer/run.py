@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,8 @@ from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
+from skyfleet.tracking.tracing import RolloutTracer
+from skyfleet.trainer.alerting import RunAlerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
@@ -54,6 +57,8 @@ class TrainerState:
     """What was lowered to fit into memory: see `refit_memory`."""
     run_id: str = ""
     """The run's identity in its journal; empty in checkpoints of earlier versions."""
+    sent_alerts: dict[str, Any] = field(default_factory=dict)
+    """By receiver: its thread and the alerts that it has, for a run that resumes elsewhere."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
@@ -66,8 +71,9 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         state = asdict(self)
-        if not self.fitted_settings:
-            del state["fitted_settings"]
+        for name in ("fitted_settings", "sent_alerts"):
+            if not state[name]:
+                del state[name]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -129,6 +135,8 @@ class Run:
     journal: Journal
     warm_start: WarmStart
     callbacks: Callbacks = field(default_factory=Callbacks)
+    alerts: RunAlerts = field(default_factory=RunAlerts)
+    tracer: RolloutTracer | None = None
     opened: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Engine processes and connections, closed with the run."""
     resume_point: ResumePoint = field(default_factory=ResumePoint)
@@ -167,6 +175,7 @@ class Run:
         # What a checkpoint follows must not be less durable than the checkpoint.
         self.log.sync()
         self.checker.sync()
+        self.state.sent_alerts = self.alerts.list_sent()
         # Step 0 is the policy before reinforcement learning, the default KL reference.
         protect = (0, self.state.best_step, self.state.reference_step)
         self.uploads.remove_uploaded(protect)  # before: a checkpoint may need the space
@@ -182,8 +191,18 @@ class Run:
         return saved
 
     async def close(self) -> None:
-        self.log.close()
-        await self.opened.aclose()
+        # What trackers, alerts and spans still have to send, they send at the same time.
+        self.log.finish()
+        self.alerts.finish()
+        if self.tracer is not None:
+            self.tracer.finish()
+        try:
+            await asyncio.to_thread(self.log.close)
+            await self.opened.aclose()
+        finally:
+            if self.tracer is not None:
+                await asyncio.to_thread(self.tracer.close)
+            await self.alerts.close()
 
 
 def checkpoint_parts(

@@ -25,6 +25,7 @@ from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.bucket_lock import lock_address
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
+from skyfleet.trainer.attachments import RESULTS, attach_inputs, attach_results
 from skyfleet.trainer.bucket_layout import (
     REPORT,
     check_trajectory_bucket,
@@ -122,6 +123,7 @@ async def open_training_run(
             )
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
+                attach_inputs(run.log, config)
                 # Not in a folder that only holds something else, such as evaluations.
                 if was_started:
                     last_step = run.state.step if checkpoint else -1
@@ -157,21 +159,24 @@ def conclude(run: Run) -> TrainingOutcome:
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
-        write_atomically(run.folder / "results.md", table)
+        write_atomically(run.folder / RESULTS, table)
     record_usage(
         run.folder,
         from_step=run.first_step,
         to_step=run.state.step,
         seconds=perf_counter() - run.opened_at,
     )
-    _write_run_report(run.folder)
-    return TrainingOutcome(
+    outcome = TrainingOutcome(
         folder=run.folder,
         step=run.state.step,
         best_step=run.state.best_step,
         comparisons=comparisons,
         table=table,
     )
+    _write_run_report(run.folder)
+    attach_results(run.log, run.folder)
+    run.alerts.report_end(outcome.step, outcome.best_step, outcome.table or "")
+    return outcome
 
 
 def _compare_set(run: Run, name: str) -> Comparison | None:

@@ -9,17 +9,12 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import re
-import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from secrets import token_hex, token_urlsafe
-from threading import BoundedSemaphore
-from time import monotonic
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -27,34 +22,25 @@ from skyfleet.analysis.viewer.api import Viewer
 from skyfleet.errors import ConfigError, SkyfleetError
 from skyfleet.serving.access import (
     Headers,
+    Refusal,
     build_access_policy,
     check_bind,
-    choose_family,
     find_values,
     format_url,
     strip_brackets,
 )
+from skyfleet.serving.threaded import Response, ThreadedHandler, ThreadedServer, make_error
 from skyfleet.trajectories.records import RecordError
 
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-MAX_CONNECTIONS = 128
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+: [^\x00-\x08\x0a-\x1f\x7f]*")
-REQUEST_SECONDS = 20.0
-"""How long a client may take to send a request."""
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
 }
-
-Response = tuple[HTTPStatus, str, bytes]
 
 
 class ViewerAccess:
@@ -86,22 +72,17 @@ class ViewerAccess:
         return path == "/" and self.policy.check_token(bearer) is None
 
 
-class ViewerServer(ThreadingHTTPServer):
-    """Serves one viewer, with one thread per request."""
-
-    daemon_threads = True
+class ViewerServer(ThreadedServer):
+    """Serves one viewer."""
 
     def __init__(
         self, viewer: Viewer, port: int = 0, *, access: ViewerAccess | None = None
     ) -> None:
         self.viewer, self.access = viewer, access or ViewerAccess()
-        self._waiting: dict[socket.socket, float] = {}
-        self._slots = BoundedSemaphore(MAX_CONNECTIONS)
-        self.address_family = choose_family(self.access.host)
         folder = files("skyfleet.analysis.viewer") / "static"
         self.static = {file.name: file.read_bytes() for file in folder.iterdir()}
         try:
-            super().__init__((self.access.host, port), _Handler)
+            super().__init__(self.access.host, port, _Handler, self.access.policy)
         except OSError as error:
             raise ConfigError(f"--port {port}: {error.strerror}; choose another") from None
 
@@ -109,40 +90,9 @@ class ViewerServer(ThreadingHTTPServer):
     def url(self) -> str:
         return f"{format_url(self.access.host, self.server_port)}/"
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._waiting.pop(request, None)
-            self._slots.release()
-
-    def expect_request(self, connection: socket.socket, *, is_expected: bool) -> None:
-        """Start or stop the clock of a request on this connection."""
-        if is_expected:
-            self._waiting[connection] = monotonic() + REQUEST_SECONDS
-        else:
-            self._waiting.pop(connection, None)
-
-    def service_actions(self) -> None:
-        """Called twice per second: disconnect clients that send a request too slowly."""
-        for connection, deadline in list(self._waiting.items()):
-            if monotonic() > deadline:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
     def episode_url(self, entry_id: str) -> str:
         """The address of an episode."""
         return f"{self.url}#episode={quote(entry_id)}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closes the connection early is not an error."""
-        logger.debug("connection closed by the browser", exc_info=True)
 
 
 @contextmanager
@@ -157,70 +107,38 @@ def open_viewer(
             viewer.close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(ThreadedHandler):
     server: ViewerServer
-    protocol_version = "HTTP/1.1"
-    server_version = "skyfleet"
-    sys_version = ""
-    timeout = 60
-    # Otherwise a small response waits 40 ms for the acknowledgement of its headers.
-    disable_nagle_algorithm = True
+    security_headers: Mapping[str, str] = {**_HEADERS, **ThreadedHandler.security_headers}
 
-    def handle_one_request(self) -> None:
-        self.server.expect_request(self.connection, is_expected=True)
-        super().handle_one_request()
+    def is_logged_in(self, headers: Headers) -> bool:
+        return self.server.access.find_cookie(headers)
 
-    def parse_request(self) -> bool:
-        is_valid = super().parse_request()
-        self.server.expect_request(self.connection, is_expected=False)
-        if is_valid and (
-            self.headers.defects
-            or not all(map(_HEADER.fullmatch, map(": ".join, self.headers.items())))
-        ):
-            self.send_error(HTTPStatus.BAD_REQUEST, "a header is malformed")
-            return False
-        return is_valid
+    def add_headers(self, status: HTTPStatus) -> Mapping[str, str]:
+        if status == HTTPStatus.SEE_OTHER:
+            return {"Location": "/", "Set-Cookie": self.server.access.make_cookie()}
+        return {}
 
-    def do_GET(self) -> None:
-        self._send(*self._respond())
+    def respond_refused(self, refusal: Refusal, path: str, query: str) -> Response:
+        if refusal.status != HTTPStatus.UNAUTHORIZED:
+            return super().respond_refused(refusal, path, query)
+        if self.server.access.accepts_login(path, query):
+            return HTTPStatus.SEE_OTHER, "text/plain", b""
+        sentence = f"this viewer needs a token; open {self.server.url}?token=<token>"
+        return make_error(HTTPStatus.UNAUTHORIZED, sentence)
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Errors of http.server itself, such as for POST, with the same headers as all responses."""
-        self.close_connection = True  # the body of the rejected request may follow
-        self._send(*_error(HTTPStatus(code), message or HTTPStatus(code).phrase))
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug(format, *args)
-
-    def _respond(self) -> Response:
-        access, (path, _, query) = self.server.access, self.path.partition("?")
-        headers = [
-            (name.lower().encode(), value.encode("latin-1", "replace"))
-            for name, value in self.headers.items()
-        ]
-        is_logged_in = access.find_cookie(headers)
-        refusal = access.policy.check("GET", self.path, headers, is_logged_in=is_logged_in)
-        if find_values(headers, b"transfer-encoding"):
-            refusal = refusal or access.policy.refuse_body()
-        if refusal is not None:
-            self.close_connection = True  # a body may follow
-            sentence = refusal.sentence
-            if refusal.status == HTTPStatus.UNAUTHORIZED:
-                if access.accepts_login(path, query):
-                    return HTTPStatus.SEE_OTHER, "text/plain", b""
-                sentence = f"this viewer needs a token; open {self.server.url}?token=<token>"
-            return _error(HTTPStatus(refusal.status), sentence)
+    def respond(self, path: str, query: str) -> Response:
         try:
             return self._route(path, query)
         except SkyfleetError as error:
             not_found = isinstance(error, RecordError)
             status = HTTPStatus.NOT_FOUND if not_found else HTTPStatus.BAD_REQUEST
-            return _error(status, str(error))
+            return make_error(status, str(error))
         except OSError as error:
-            return _error(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}; reload")
+            return make_error(HTTPStatus.NOT_FOUND, f"{error.filename}: {error.strerror}; reload")
         except Exception:
             logger.exception("%s failed", self.path)
-            return _error(
+            return make_error(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
                 "internal error; see the log in the terminal of the viewer",
             )
@@ -243,26 +161,12 @@ class _Handler(BaseHTTPRequestHandler):
             case [name] if (page := self.server.static.get(name or "index.html")) is not None:
                 kind = _TYPES[(name or "index.html").rpartition(".")[2]]
                 return HTTPStatus.OK, f"{kind}; charset=utf-8", page
-        return _error(HTTPStatus.NOT_FOUND, f"{path!r} does not exist; start at {self.server.url}")
-
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        headers = _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}
-        if self.close_connection:
-            headers["Connection"] = "close"
-        if status == HTTPStatus.SEE_OTHER:
-            headers |= {"Location": "/", "Set-Cookie": self.server.access.make_cookie()}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+        return make_error(
+            HTTPStatus.NOT_FOUND, f"{path!r} does not exist; start at {self.server.url}"
+        )
 
 
 def _json(value: Any) -> Response:
     # ASCII, because a model may write half a surrogate pair.
     body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
     return HTTPStatus.OK, "application/json", body
-
-
-def _error(status: HTTPStatus, sentence: str) -> Response:
-    return status, "application/json", json.dumps({"error": sentence}).encode("ascii")

@@ -28,7 +28,7 @@ chmod 700 "$state"
 constraints=${CONSTRAINTS-constraints.txt}
 nodes=${SKYPILOT_NUM_NODES:-1}
 rank=${SKYPILOT_NODE_RANK:-${SKYPILOT_SETUP_NODE_RANK:-0}}
-extras=${EXTRAS:-train,s3,wandb}
+extras=${EXTRAS:-train,s3,slack,wandb}
 
 # Another commit with the same packages reuses the environment: skyfleet itself is installed editable.
 venv=$state/venv-$({ cat pyproject.toml ${constraints:+"$constraints"} && echo "$PWD $extras"; } |

@@ -43,6 +43,9 @@ fi
 [[ -z ${S3_CHECKPOINT_BUCKET:-} ]] || arguments+=("trainer.ckpt_bucket=$S3_CHECKPOINT_BUCKET")
 [[ -z ${S3_TRAJECTORY_BUCKET:-} ]] || arguments+=("trainer.trajectory_bucket=$S3_TRAJECTORY_BUCKET")
 [[ -z ${WANDB_API_KEY:-} ]] || arguments+=("trainer.logger=[console,wandb]")
+if [[ -n ${SLACK_BOT_TOKEN:-} && -n ${SLACK_CHANNEL:-} && ,$extras, == *,slack,* ]]; then
+  arguments+=("trainer.alerts.slack_channel=${SLACK_CHANNEL#\#}")
+fi
 while IFS= read -r override; do
   [[ -z $override ]] || arguments+=("$override")
 done <<<"${OVERRIDES:-}"

@@ -1,0 +1,156 @@
+"""WandbTracker: Weights & Biases, with entity, project and API key by modality."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from skyfleet.config.tracking import Wandb
+from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.redaction import redact, redact_value
+from skyfleet.tracking import background
+from skyfleet.tracking.background import BackgroundCalls
+
+logger = logging.getLogger(__name__)
+
+INIT_SECONDS = 30
+"""How long the start of a run waits for W&B; WANDB_INIT_TIMEOUT replaces it."""
+
+
+def _has_secrets(arguments: list[str]) -> bool:
+    return redact_value(arguments) != arguments or any(redact(a) != a for a in arguments)
+
+
+def _choose(name: str, value: str | Mapping[str, str] | None, modality: str | None) -> str | None:
+    """A setting, or its value for the modality."""
+    if value is None or isinstance(value, str):
+        return value
+    if modality is None:
+        raise ConfigError(
+            f"trainer.wandb.{name} has one value per modality, and the modality is not known; set "
+            "trainer.wandb.modality or the environment variable MODALITY"
+        )
+    if modality not in value:
+        raise ConfigError(
+            f"trainer.wandb.{name} has no value for the modality {modality!r}; add it to {sorted(value)}"
+        )
+    return value[modality]
+
+
+def _find_api_key(modality: str | None) -> dict[str, str]:
+    """The key of the modality; empty leaves it to W&B: WANDB_API_KEY, or a login."""
+    if modality is None:
+        return {}
+    names = [f"WANDB_API_KEY_{modality.upper()}"]
+    if modality == "both":
+        names.append("WANDB_API_KEY_TOOL_USE")
+    key = next((key for name in names if (key := os.environ.get(name))), None)
+    return {"api_key": key} if key else {}
+
+
+class WandbTracker:
+    """Weights & Biases, online or offline as WANDB_MODE says.
+
+    A resumed run becomes a new W&B run of the same name and group, because W&B does not rewrite
+    history. The group is the run's name. A server that does not answer makes the run an offline one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        project_name: str,
+        run_name: str,
+        config: Mapping[str, object],
+        resume_step: int | None = None,
+        settings: Wandb | None = None,
+    ) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MissingExtraError("wandb", "wandb") from None
+        settings = settings or Wandb()
+        modality = settings.modality or os.environ.get("MODALITY") or None
+        entity = _choose("entity", settings.entity, modality)
+        project = _choose("project", settings.project, modality) or project_name
+        had_files = (folder / "wandb").exists()
+        created = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {
+            "entity": entity,
+            "project": project,
+            "name": run_name,
+            "group": run_name,
+            "dir": folder,
+            "config": {**config, "resumed_at_step": resume_step},
+        }
+        chosen = {
+            # The metadata that W&B collects contain the command line.
+            "x_disable_meta": _has_secrets(sys.argv),
+            # Otherwise W&B's own process waits for its server for days, and this one for it.
+            "finish_timeout": 0.8 * background.DRAIN_SECONDS,
+            "finish_timeout_raises": True,
+            **_find_api_key(modality),
+        }
+        if "WANDB_INIT_TIMEOUT" not in os.environ:
+            chosen["init_timeout"] = INIT_SECONDS
+        try:
+            self._run: Any = _start(wandb, options, chosen)
+        except wandb.Error as error:
+            if not had_files:
+                shutil.rmtree(folder / "wandb", ignore_errors=True)
+            for path in created:
+                with suppress(OSError):  # another process has put a file there since
+                    path.rmdir()
+            raise ConfigError(
+                f"trainer.logger='wandb': {redact(str(error))} Or set WANDB_MODE=offline, or choose "
+                "'jsonl'"
+            ) from error
+        self._calls = BackgroundCalls("W&B", last=self._run.finish)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        row = dict(metrics)
+        self._calls.put(lambda: self._run.log(row, step=step))
+
+    def attach(self, name: str, text: str) -> None:
+        self._calls.put(lambda: self._store(name, text))
+
+    def sync(self) -> None:
+        """W&B stores its rows itself."""
+
+    def finish(self) -> None:
+        self._calls.finish()
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def _store(self, name: str, text: str) -> None:
+        path = Path(self._run.dir) / name
+        path.write_text(text, encoding="utf-8")
+        self._run.save(str(path), base_path=self._run.dir, policy="now")
+
+
+def _start(wandb: Any, options: Mapping[str, object], chosen: Mapping[str, object]) -> Any:
+    """Start a W&B run; offline if the server does not answer. Raise if it refuses."""
+    try:
+        return wandb.init(**options, settings=wandb.Settings(**chosen))
+    except wandb.Error as error:
+        # W&B has one exception for a server that refuses and for one that cannot be reached.
+        answered = isinstance(error, wandb.errors.CommError) and "Timed out" not in str(error)
+        if answered or isinstance(error, wandb.errors.UsageError):
+            raise
+        offline = {**chosen, "mode": "offline", "init_timeout": 4 * INIT_SECONDS}
+        run = wandb.init(**options, settings=wandb.Settings(**offline))
+        logger.warning(
+            "W&B does not answer: %s; the run goes on and W&B's rows stay in its folder: upload them "
+            "later with `wandb sync %s`",
+            redact(str(error).partition("\n")[0]),
+            Path(run.dir).parent,
+        )
+        return run
