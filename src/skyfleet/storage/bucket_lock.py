@@ -46,7 +46,7 @@ class BucketLock:
         if found is not None and not _has_ended(found):
             if found.is_visible():
                 raise ConfigError(self._describe_in_use(found))
-            version = await self._wait_for_heartbeat(found, version, on_wait)
+            version = await self._wait_for_heartbeat(found, on_wait)
         _held.add(self._owner.token)
         is_ours = False
         try:
@@ -77,13 +77,14 @@ class BucketLock:
             )
 
     async def _wait_for_heartbeat(
-        self, found: Owner, version: Version | None, on_wait: Callable[[str], None]
+        self, found: Owner, on_wait: Callable[[str], None]
     ) -> Version | None:
         """The version of the record that does not change; None if it was removed meanwhile."""
         on_wait(
             f"{self._address} was left by {found.describe()}: waiting {WAIT_SECONDS:.0f} seconds to "
             "see whether it still uploads"
         )
+        version: Version | None = None
         for _ in range(_POLLS):
             await asyncio.sleep(WAIT_SECONDS / _POLLS)
             owner, version = self._read()

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3://", "gs://", "az://")
-MAX_ATTEMPTS = 5
+MAX_ATTEMPTS = 8
+"""Within about 25 seconds: a run starts although its server restarts."""
 FIRST_BACKOFF_SECONDS = 0.2
 _RETRY_SECONDS = 120
 _CONNECT_SECONDS = 10
