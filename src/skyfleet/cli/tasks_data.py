@@ -138,7 +138,9 @@ async def _validate(
         known = read_quarantine(quarantine)
     except FileNotFoundError:
         known = Quarantine()
-    local = Path(quarantine).name if is_remote(quarantine) else quarantine
+    # Absolute, because an environment may change the working directory.
+    local = Path(Path(quarantine).name if is_remote(quarantine) else quarantine).absolute()
+    quarantine = quarantine if is_remote(quarantine) else str(local)
     path = Path(f"{local}.journal")
     console = ConsoleTracker()
     open_env = build_inspectable_factory(load_config("", options["settings"]))

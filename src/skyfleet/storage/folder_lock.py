@@ -24,6 +24,7 @@ from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import make_folder
 from skyfleet.storage.lock_owner import Owner, parse_owner, read_owner
+from skyfleet.storage.working_directory import anchor_path
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVA
 
 class FolderLock:
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / LOCK
+        self._folder, self._path = folder, anchor_path(folder / LOCK)
         self._owner = Owner.describe_this_process()
         self._created: Sequence[Path] = ()
         self._file: int | None = None
@@ -51,7 +52,7 @@ class FolderLock:
 
     async def acquire(self, on_wait: Callable[[str], None]) -> None:
         """Raise ConfigError if another process holds the lock; creates the folder."""
-        self._created = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
+        self._created = [p for p in self._path.parents if not p.exists()]
         is_ours = False
         try:
             with explain_disk_full(self._path):
@@ -139,6 +140,9 @@ class FolderLock:
             with self._writing, suppress(OSError):  # the next beat may succeed
                 if self._file is None or self._find_other_owner():
                     return
+                # Code in this process may have closed the descriptor, which is another file's now.
+                if not _is_same_file(self._file, self._path):
+                    continue
                 self._write_owner()
 
     def _close(self, *, remove: bool) -> None:
