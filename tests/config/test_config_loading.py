@@ -254,7 +254,7 @@ def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path) -> N
 @pytest.mark.parametrize("text", ["trainer: [1,2\n", "- 1\n"])
 def test_a_broken_file_is_named(load: Callable[[Path], object], text: str, tmp_path: Path) -> None:
     (file := tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError, match="mine.yaml"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml"):
         load(file)
 
 

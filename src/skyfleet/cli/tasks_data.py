@@ -132,6 +132,7 @@ async def _validate(
     from skyfleet.curation.validate import validate
     from skyfleet.curation.verdict import open_journal
     from skyfleet.storage.store import is_remote
+    from skyfleet.storage.working_directory import anchor_path
     from skyfleet.tracking.console import ConsoleTracker
 
     try:
@@ -139,7 +140,7 @@ async def _validate(
     except FileNotFoundError:
         known = Quarantine()
     # Absolute, because an environment may change the working directory.
-    local = Path(Path(quarantine).name if is_remote(quarantine) else quarantine).absolute()
+    local = anchor_path(Path(quarantine).name if is_remote(quarantine) else quarantine)
     quarantine = quarantine if is_remote(quarantine) else str(local)
     path = Path(f"{local}.journal")
     console = ConsoleTracker()

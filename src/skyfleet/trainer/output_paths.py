@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.storage.objects import is_address
 from skyfleet.storage.working_directory import anchor_path
@@ -27,6 +28,6 @@ def anchor_paths(config: RunConfig) -> RunConfig:
 
 
 def list_given_paths(config: RunConfig) -> Mapping[str, Any]:
-    """The keys that `anchor_paths` changes, with the values that they were given."""
-    keys = {f"trainer.{name}": getattr(config.trainer, name) for name in (*_FOLDERS, *_BUCKETS)}
-    return {**keys, "generator.weight_sync_dir": config.generator.weight_sync_dir}
+    """The keys that `anchor_paths` changes, with the values that they were given; no secrets."""
+    keys = {"generator.weight_sync_dir", *(f"trainer.{name}" for name in (*_FOLDERS, *_BUCKETS))}
+    return {key: value for key, value in flatten(config).items() if key in keys}
