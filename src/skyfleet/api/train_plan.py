@@ -145,6 +145,7 @@ def plan_training(
     if model is None and given.base is None:
         raise ConfigError(f"{where}(model=...): model is missing; pass a name, a folder or 'tiny'")
     run_dir = arguments.get("run_dir")
+    _check_run_dir(where, run_dir)
     resolved = resolve_env(
         env,
         arguments.get("reward"),
@@ -191,6 +192,20 @@ def plan_training(
         notes=notes,
         directory=Path(find_working_directory() or "/"),
     )
+
+
+def _check_run_dir(where: str, run_dir: object) -> None:
+    if run_dir is None:
+        return
+    problem = ""
+    if not isinstance(run_dir, str | Path) or not str(run_dir):
+        problem = "pass the path of a folder"
+    elif "\0" in str(run_dir):
+        problem = "a path has no NUL character; choose another"
+    elif (path := Path(run_dir)).exists() and not path.is_dir():
+        problem = "this is a file; pass the path of a folder"
+    if problem:
+        raise ConfigError(f"{where}(run_dir={str(run_dir)!r:.80}): {problem}")
 
 
 def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFactory | None:

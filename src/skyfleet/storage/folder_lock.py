@@ -35,6 +35,10 @@ WAIT_SECONDS = 25.0
 _POLLS = 25
 _RETRIES, _RETRY_SECONDS = 5, 0.1
 """A dry run holds a shared lock for an instant to see whether the folder is in use."""
+_REFUSED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
+)
+"""What a wrong path fails with, unlike a broken disk."""
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
@@ -63,6 +67,14 @@ class FolderLock:
                 is_ours = True
                 self._write_owner()
             Thread(target=self._beat, name="skyfleet lock", daemon=True).start()
+        except OSError as error:
+            self._close(remove=is_ours)
+            if error.errno not in _REFUSED:
+                raise
+            raise ConfigError(
+                f"{self._folder} cannot be written: {error.strerror or error}; choose another folder with "
+                "trainer.run_path and trainer.ckpt_path (run_dir= in Python), or change its permissions"
+            ) from None
         except BaseException:
             self._close(remove=is_ours)
             raise
@@ -244,7 +256,7 @@ def _describe_in_use(folder: Path, owner: Owner | None) -> str:
     who = owner.describe() if owner else "another process"
     return (
         f"{folder} is in use by another run ({who}); wait until it ends or stop it, or give "
-        "trainer.run_name another name"
+        "trainer.run_name (run_dir= in Python) another name"
     )
 
 
