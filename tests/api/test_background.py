@@ -1,4 +1,4 @@
-"""Ctrl-C, or the death of the background loop, while a sync call waits for it."""
+"""Ctrl-C, the death of the background loop, or a fork in it, while a sync call waits for it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,24 @@ def test_a_call_whose_event_loop_died_says_why_and_the_next_one_gets_another() -
     assert "environment.isolation=process" in error
     assert value == "a new loop"
     assert done.stderr == ""
+
+
+FORKED = """
+import os
+from skyfleet.api.background import run_sync
+
+async def fork():
+    child = os.fork()
+    if child:
+        print(os.waitpid(child, 0)[1])
+    return "parent" if child else "child"
+
+print(run_sync(fork()))
+"""
+
+
+def test_a_forked_process_that_returns_into_the_event_loop_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.stdout == "0\nparent\n", done.stderr

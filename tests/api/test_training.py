@@ -351,13 +351,14 @@ TERMINATION = (signal.SIGTERM, signal.SIGHUP)
 
 @pytest.mark.usefixtures("default_signals")
 def test_sigterm_saves_and_exits_with_143(capsys: pytest.CaptureFixture[str]) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
     def terminate(step: Any) -> None:
         if step.number == 2:
-            signal.pthread_kill(main_thread, signal.SIGTERM)
+            signal.pthread_kill(main, signal.SIGTERM)
             threading.Event().wait(0.5)
 
-    main_thread = threading.main_thread().ident
-    assert main_thread is not None
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 9, "run_dir": "runs/ended"}
     with pytest.raises(SystemExit) as exited:
         sf.train("tiny", reward=length, on_step=terminate, **arguments)

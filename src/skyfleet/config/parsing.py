@@ -54,7 +54,8 @@ def parse_yaml(text: str, problems: list[str], *, file: str = "") -> dict[Path, 
 
 def _find_duplicates(node: yaml.Node | None) -> Iterator[str]:
     """One problem per key that a mapping has twice, of which YAML would silently use the last."""
-    pending, seen = [((), node)] if node is not None else [], set[int]()
+    pending: list[tuple[Path, yaml.Node | None]] = [((), node)]
+    seen: set[int] = set()
     while pending:
         path, node = pending.pop()
         if id(node) in seen:  # an alias
