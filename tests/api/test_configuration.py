@@ -214,6 +214,13 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"algorithm": sf.GRPO(clip=(0.1, 0.2, 0.3))}, "pass a number, or two"),  # type: ignore[arg-type]
         ({"lora": "yes"}, r"pass sf\.LoRA\(rank=32\), or the rank"),
         ({"env": "tau_bench", "reward": None}, "tau-bench is not supported yet"),
+        ({"steps": "ten"}, r"sf\.train\(steps='ten'\): pass a whole number"),
+        ({"steps": 1.5}, r"^sf\.train\(steps=1\.5\): pass a whole number$"),
+        ({"batch_size": True}, r"sf\.train\(batch_size=True\): pass a whole number"),
+        ({"eval_attempts": "2"}, r"sf\.train\(eval_attempts='2'\): pass a whole number"),
+        ({"lr": "1e-4x"}, r"sf\.train\(lr='1e-4x'\): pass a number"),
+        ({"run_dir": "a\0b"}, r"sf\.train\(run_dir='a\\x00b'\): a path has no NUL character"),
+        ({"run_dir": __file__}, "this is a file; pass the path of a folder"),
     ],
 )
 def test_misuse_is_answered_in_the_callers_terms(arguments: dict[str, Any], sentence: str) -> None:
@@ -353,6 +360,34 @@ def test_an_unknown_setting_names_the_right_one(
     with pytest.raises(sf.ConfigError, match="pass it by name"):
         settings(8)
     assert "group_size" in str(inspect.signature(sf.GRPO))
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "says"),
+    [
+        (sf.GRPO, {"group_size": -1}, "sf.GRPO(group_size=-1): pass a whole number of at least 1"),
+        (sf.RLOO, {"kl": -0.1}, "sf.RLOO(kl=-0.1): pass a number of at least 0"),
+        (sf.Sampling, {"temperature": -1}, "sf.Sampling(temperature=-1): pass a number of at least 0"),
+        (sf.Sampling, {"max_tokens": 0}, "sf.Sampling(max_tokens=0): pass a whole number of at least 1"),
+        (sf.Sampling, {"top_p": 2}, "sf.Sampling(top_p=2): pass a number from 0 to 1"),
+        (sf.LoRA, {"rank": "8"}, "sf.LoRA(rank='8'): pass a whole number of at least 0"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_no_run_accepts_is_refused_when_it_is_made(
+    settings: Any, given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(sf.ConfigError) as raised:
+        settings(**given)
+    assert str(raised.value) == says
+
+
+def test_a_row_of_a_table_is_refused_with_what_to_use() -> None:
+    table = sf.Table.from_rows([{"step": 0, "loss": 2.0}])
+    for misuse in (lambda: table[0], lambda: list(table)):  # type: ignore[index, call-overload]
+        with pytest.raises(
+            sf.ConfigError, match=r"table\[0\]: name a column, such as 'step', 'loss'"
+        ):
+            misuse()
 
 
 def test_a_tool_that_is_not_in_a_list_is_refused() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 import skyfleet as sf
 from skyfleet.api.background import run_sync
+from skyfleet.api.terminating import exit_after_saving
 from skyfleet.config.loading import load_config_file
 
 TASKS = [{"prompt": f"Say the number {n}.", "number": n, "key": f"say-{n}"} for n in range(8)]
@@ -303,6 +305,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     code = """
 import asyncio, os, signal
 from skyfleet.api.background import run_sync
+from skyfleet.api.terminating import exit_after_saving
 async def stubborn():
     os.kill(os.getpid(), signal.SIGINT)
     while True:
@@ -331,6 +334,76 @@ def test_a_callback_may_use_the_sync_functions() -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 1}
     sf.train("tiny", reward=length, on_step=on_step, **arguments)
     assert rates == [0.0]
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """As in a script: the test runner may have set others."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in TERMINATION}
+    yield
+    assert [signal.getsignal(number) for number in TERMINATION] == [signal.SIG_DFL] * 2
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+TERMINATION = (signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_sigterm_saves_and_exits_with_143(capsys: pytest.CaptureFixture[str]) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def terminate(step: Any) -> None:
+        if step.number == 2:
+            signal.pthread_kill(main, signal.SIGTERM)
+            threading.Event().wait(0.5)
+
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 9, "run_dir": "runs/ended"}
+    with pytest.raises(SystemExit) as exited:
+        sf.train("tiny", reward=length, on_step=terminate, **arguments)
+    assert exited.value.code == 128 + signal.SIGTERM
+    assert max(sf.load_run("runs/ended").checkpoints) >= 2
+    printed = capsys.readouterr().out
+    assert "saving a checkpoint; press Ctrl-C again to stop at once" in printed
+    assert "To resume, repeat the call with run_dir='runs/ended'." in printed
+
+
+@pytest.mark.usefixtures("default_signals")
+@pytest.mark.parametrize("number", TERMINATION)
+def test_a_signal_in_the_body_of_a_trainer_loop_saves_and_exits(number: signal.Signals) -> None:
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 5}
+    trainer = sf.Trainer("tiny", reward=length, **arguments)
+
+    def ended() -> None:
+        with trainer:
+            for _ in trainer:
+                signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as exited:
+        ended()
+    assert exited.value.code == 128 + number
+    assert list(trainer.result.run.checkpoints) == [0, 1]
+
+
+def test_a_signal_that_the_program_handles_is_left_to_it() -> None:
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with exit_after_saving():
+            signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_break_saves_the_steps_that_were_trained() -> None:
+    arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 5}
+    with sf.Trainer("tiny", reward=length, **arguments) as trainer:
+        for step in trainer:
+            if step.number == 2:
+                break
+    assert list(trainer.result.run.checkpoints) == [0, 2]
 
 
 def test_ctrl_c_in_the_body_of_a_trainer_loop_saves() -> None:

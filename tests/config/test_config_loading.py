@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from skyfleet.config.loading import (
     config_from_python,
     load_config,
     load_config_file,
+    load_recorded_config,
     preset_names,
 )
 from skyfleet.config.root import RunConfig
@@ -231,6 +234,28 @@ def test_input_that_cannot_be_parsed_is_quoted_without_its_secrets(
 ) -> None:
     (problem,) = find_problems(text, *overrides)
     assert "hunter2" not in problem
+
+
+def test_a_key_that_is_set_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    text = "trainer:\n  seed: 1\n  policy: {model: {path: tiny}}\n  seed: 2\n"
+    with pytest.raises(ConfigError) as raised:
+        load_config(text)
+    assert str(raised.value) == "trainer.seed is set on line 2 and again on line 4; keep one"
+    (file := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.yaml: trainer\.seed is set on line 2 and again"):
+        load_config_file(file)
+    # An alias and a merge are no duplicates.
+    load_config("data: &d {train_data: []}\ntrainer: {seed: 1}\n")
+
+
+@pytest.mark.parametrize(
+    "load", [load_config_file, load_recorded_config, partial(config_from_python, overrides={})]
+)
+@pytest.mark.parametrize("text", ["trainer: [1,2\n", "- 1\n"])
+def test_a_broken_file_is_named(load: Callable[[Path], object], text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"mine\.yaml"):
+        load(file)
 
 
 def test_broken_yaml_is_one_sentence() -> None:

@@ -147,6 +147,14 @@ def test_a_lock_that_its_owner_removed_meanwhile_is_taken_as_a_new_file(
     assert not (tmp_path / LOCK).exists()
 
 
+def test_a_folder_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as raised:
+        asyncio.run(FolderLock(tmp_path / "file" / "run").acquire(lambda _: None))
+    assert "file/run cannot be written: Not a directory; choose another folder" in str(raised.value)
+    assert "trainer.run_path" in str(raised.value)
+
+
 def test_the_owner_writes_a_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "HEARTBEAT_SECONDS", 0.01)
     with hold(tmp_path):

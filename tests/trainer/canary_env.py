@@ -30,10 +30,15 @@ class LeakingEnv:
         return Observation(messages=(Message(role="user", content=self._task.prompt),))
 
     async def step(self, action: Message) -> Step:
-        return Step(done=True)
+        return Step(done=True, info={find_secrets()[0]: 1.0})
 
     async def grade(self) -> Grade:
-        return Grade(reward=0.5, success=False, explanation=f"wrong: {find_secrets()[1]}")
+        return Grade(
+            reward=0.5,
+            success=False,
+            parts={find_secrets()[1]: 0.5},
+            explanation=f"wrong: {find_secrets()[1]}",
+        )
 
     async def close(self) -> None:
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import wraps
+from math import inf
+from numbers import Real
 from typing import Any, TypeVar
 
 from skyfleet.errors import ConfigError
@@ -75,6 +77,58 @@ SETTING_ALIASES: Mapping[str, str] = {
 """The same for the fields of algorithms, `Sampling` and `LoRA`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number:
+    """What a number may be; `None` is always allowed."""
+
+    is_whole: bool = False
+    least: float = -inf
+    most: float = inf
+
+    def check(self, where: str, name: str, value: object) -> None:
+        """ConfigError for anything else; `where` is the call."""
+        if value is None:
+            return
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        if is_number and not (self.is_whole and float(value) % 1) and not self._excludes(value):  # type: ignore[arg-type]
+            return
+        kind = "a whole number" if self.is_whole else "a number"
+        bounds = f" of at least {self.least:g}" if self.least > -inf else ""
+        bounds = f" from {self.least:g} to {self.most:g}" if self.most < inf else bounds
+        raise ConfigError(f"{where}({name}={value!r:.60}): pass {kind}{bounds}")
+
+    def _excludes(self, value: float) -> bool:
+        return value < self.least or value > self.most  # NaN is left to the configuration
+
+
+CALL_NUMBERS: Mapping[str, Number] = {
+    "lr": Number(),
+    "batch_size": Number(is_whole=True),
+    "steps": Number(is_whole=True),
+    "eval_every": Number(is_whole=True),
+    "eval_attempts": Number(is_whole=True),
+    "attempts": Number(is_whole=True),
+    "seed": Number(is_whole=True),
+}
+"""Arguments of `sf.train` and `sf.evaluate`; the configuration has their bounds."""
+
+SETTING_NUMBERS: Mapping[str, Number] = {
+    "group_size": Number(is_whole=True, least=1),
+    "kl": Number(least=0),
+    "entropy": Number(least=0),
+    "gamma": Number(least=0, most=1),
+    "gae_lambda": Number(least=0, most=1),
+    "temperature": Number(least=0),
+    "max_tokens": Number(is_whole=True, least=1),
+    "top_p": Number(least=0, most=1),
+    "top_k": Number(is_whole=True, least=-1),
+    "min_p": Number(least=0, most=1),
+    "rank": Number(is_whole=True, least=0),
+    "alpha": Number(is_whole=True, least=1),
+}
+"""The fields of algorithms, `Sampling` and `LoRA`, with the bounds of their keys."""
+
+
 def show_arguments(declared: type) -> Callable[[F], F]:
     """Make `help()` and notebooks list the declared arguments instead of `**arguments`."""
 
@@ -92,7 +146,7 @@ def show_arguments(declared: type) -> Callable[[F], F]:
 
 
 def check_arguments(where: str, given: Mapping[str, Any], declared: type) -> None:
-    """ConfigError for an argument that is not declared; `where` is the call."""
+    """ConfigError for an argument that is not declared or no number; `where` is the call."""
     known = list(declared.__annotations__)
     for name in sorted(given.keys() - set(known)):
         alias = CALL_ALIASES.get(name, "")
@@ -104,6 +158,8 @@ def check_arguments(where: str, given: Mapping[str, Any], declared: type) -> Non
             f"{where}({name}=...) is not an argument; {hint} A configuration key is set by "
             f'config={{"key": value}}'
         )
+    for name, number in CALL_NUMBERS.items():
+        number.check(where, name, given.get(name))
 
 
 def explain_arguments(cls: C) -> C:
@@ -121,6 +177,8 @@ def explain_arguments(cls: C) -> C:
             hint = f"use {near[0]}=" if near else _list(known)
             raise ConfigError(f"{where}({name}=...) is not an argument; {hint}")
         init(self, **given)
+        for name in SETTING_NUMBERS.keys() & set(known):
+            SETTING_NUMBERS[name].check(where, name, getattr(self, name))
 
     cls.__init__ = checked  # type: ignore[misc]
     return cls

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import cache
 from inspect import isawaitable
-from threading import Event, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any, TypeVar
 
+from skyfleet.api.terminating import take_signal, wait_for_signals
 from skyfleet.envs.event_loop import EnvEventLoop
+from skyfleet.errors import SkyfleetError
+from skyfleet.streams import open_stdout
 from skyfleet.terminal import add_note
 
 T = TypeVar("T")
@@ -19,25 +22,59 @@ _THREAD = "skyfleet loop"
 _TURN_SECONDS = 0.2
 
 
-@cache
-def background_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all sync calls. Its thread is a daemon and ends with the process.
+class _Background:
+    """An event loop in a daemon thread, which ends with the process.
 
     A notebook has a running loop in the main thread, so sync calls cannot use that one.
     """
-    loop = EnvEventLoop()
-    never = loop.create_future()
-    Thread(target=loop.run_until_complete, args=(never,), name=_THREAD, daemon=True).start()
-    return loop
+
+    def __init__(self) -> None:
+        self.loop, self.failure = EnvEventLoop(), "it was stopped"
+        self._thread = Thread(target=self._run, name=_THREAD, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """False after a failure of the loop itself, and in a forked process."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run_until_complete(self.loop.create_future())
+        except BaseException as error:
+            self.failure = f"{type(error).__name__}: {error}"
 
 
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+_backgrounds: list[_Background] = []
+"""The last one is used. One that has died is kept: what it held must not be closed at random."""
+_starting = Lock()
+
+
+def _find_background() -> _Background:
+    with _starting:
+        if not _backgrounds or not _backgrounds[-1].is_alive:
+            _backgrounds.append(_Background())
+        return _backgrounds[-1]
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all sync calls."""
+    return _find_background().loop
+
+
+class BackgroundLoopError(SkyfleetError, RuntimeError):
+    """The thread of the background event loop has died, and with it what ran there."""
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T], *, on_interrupt: str | None = None) -> T:
     """Run a coroutine in the background loop and wait for it.
 
     Ctrl-C cancels it once and waits until it has saved and closed what it holds; a second Ctrl-C
-    gives up waiting. If the coroutine ends by cancellation this raises KeyboardInterrupt.
+    gives up waiting. If the coroutine ends by cancellation this raises KeyboardInterrupt. A signal
+    inside `exit_after_saving` cancels it, too, and then exits. `on_interrupt` is printed meanwhile.
     """
-    loop, finished = background_loop(), Event()
+    background, finished = _find_background(), Event()
+    loop = background.loop
     if current_thread().name == _THREAD:
         # A callback of a run that this loop trains: waiting for the loop would block it for good.
         with _block_loop():
@@ -51,22 +88,48 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         started.append(task)
 
     loop.call_soon_threadsafe(start)
-    with _block_loop():
+    with _block_loop(), wait_for_signals():
         try:
-            _wait(finished)
+            sent = _wait(finished, background)
         except KeyboardInterrupt:
+            sent = signal.SIGINT
+        if sent is not None:
             loop.call_soon_threadsafe(lambda: started[0].cancel())
-            _wait(finished)
+            if on_interrupt is not None:
+                _print(on_interrupt)
+            while _wait(finished, background) is not None:
+                pass  # the same signal again
+        sent = sent or take_signal()
     (task,) = started
+    if sent not in (None, signal.SIGINT) and (task.cancelled() or task.exception() is None):
+        raise SystemExit(128 + sent)
     if task.cancelled():
         raise KeyboardInterrupt
     return task.result()
 
 
-def _wait(finished: Event) -> None:
-    """Wait in short turns: the kernel may give SIGINT to another thread, which wakes nobody here."""
+def _wait(finished: Event, background: _Background) -> signal.Signals | None:
+    """Wait until it is finished, or for a signal.
+
+    In short turns: the kernel may give SIGINT to another thread, which wakes nobody here.
+    """
     while not finished.wait(_TURN_SECONDS):
-        pass
+        if (sent := take_signal()) is not None:
+            return sent
+        if not background.is_alive and not finished.is_set():
+            raise BackgroundLoopError(
+                f"the event loop of skyfleet died ({background.failure}) and with it this call; code "
+                "in this process, such as an environment or a reward, probably closed file "
+                "descriptors that it did not open: set environment.isolation=process, or correct it, "
+                "and start the program again"
+            )
+    return None
+
+
+def _print(sentence: str) -> None:
+    stdout = open_stdout()
+    stdout.write(f"\n{sentence}\n")
+    stdout.flush()
 
 
 _blocked: set[asyncio.AbstractEventLoop] = set()

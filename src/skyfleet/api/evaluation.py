@@ -18,6 +18,7 @@ from skyfleet.api.settings import Sampling, check_sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
 from skyfleet.errors import ConfigError
+from skyfleet.storage.working_directory import anchor_path
 from skyfleet.streams import open_stdout
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories import trajectory as records
@@ -103,6 +104,9 @@ async def evaluate_set(
 ) -> Evaluation:
     """`evaluate_async` for one of several sets: without a single grade it raises nothing."""
     check_arguments("sf.evaluate", arguments, EvaluateArguments)
+    if (output := arguments.get("output")) is not None:
+        # Now, because an environment may change the working directory.
+        arguments = {**arguments, "output": anchor_path(output)}
     resolved = resolve_env(env, arguments.get("reward"), where="sf.evaluate", default_name=None)
     source = resolved.eval_tasks if tasks is None else tasks
     if source is None:

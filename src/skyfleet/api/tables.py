@@ -69,6 +69,12 @@ class Table:
         return Chart(series, x=x)
 
     def __getitem__(self, key: str) -> list[Any]:
+        """A column. A table has no rows to index or to iterate over."""
+        if not isinstance(key, str):
+            names = ", ".join(map(repr, self.columns[:3]))
+            raise ConfigError(
+                f"table[{key!r:.60}]: name a column, such as {names}; to_arrow().to_pylist() is the rows"
+            )
         if key not in self._arrow.column_names:
             near = get_close_matches(key, self.columns, n=3, cutoff=0.4) or self.columns[:5]
             raise ConfigError(f"there is no column {key!r}; some that exist: {', '.join(near)}")

@@ -29,6 +29,7 @@ from skyfleet.api.trajectories import Trajectory, wrap_step
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.errors import ConfigError, TaskError
+from skyfleet.storage.working_directory import find_working_directory, shorten_path
 from skyfleet.streams import open_stdout
 from skyfleet.terminal import sanitize
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from skyfleet.trainer.assemble import GivenObjects
     from skyfleet.trainer.run import Run
 
+SAVING = "saving a checkpoint; press Ctrl-C again to stop at once"
 HELD_OUT = "held_out"
 """The evaluation set that is split off if none is given."""
 
@@ -88,7 +90,30 @@ class TrainingPlan:
     config: RunConfig
     given: GivenObjects
     callback_tasks: CallbackTasks
+    directory: Path
+    """The working directory when the run starts, which an environment may change."""
     notes: Sequence[str] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, as it was given unless that leads elsewhere now."""
+        return self.shorten(Path(self.config.trainer.run_path))
+
+    def shorten(self, given: Path) -> Path:
+        return shorten_path(self.directory / given, given)
+
+    def describe_saved(self) -> str:
+        """What an interrupted run has saved, and how to resume it."""
+        from skyfleet.checkpoints.resume import find_checkpoint
+
+        given = Path(self.config.trainer.ckpt_path)
+        saved = find_checkpoint(self.directory / given, "latest")
+        if saved is None:
+            return f"{sanitize(str(self.folder))} has no checkpoint yet: the same call starts over."
+        return (
+            f"The last checkpoint is {sanitize(str(self.shorten(given / saved.folder.name)))}. To "
+            f"resume, repeat the call with run_dir={sanitize(str(self.folder))!r}."
+        )
 
     async def settle_callbacks(self, run: Run) -> None:
         """Wait for async callbacks in the caller's loop; one that returns STOP ends the run here."""
@@ -120,6 +145,7 @@ def plan_training(
     if model is None and given.base is None:
         raise ConfigError(f"{where}(model=...): model is missing; pass a name, a folder or 'tiny'")
     run_dir = arguments.get("run_dir")
+    _check_run_dir(where, run_dir)
     resolved = resolve_env(
         env,
         arguments.get("reward"),
@@ -159,7 +185,27 @@ def plan_training(
         model=source.loaded if source is not None else None,
         callbacks=callbacks,
     )
-    return TrainingPlan(config=config, given=objects, callback_tasks=tasks, notes=notes)
+    return TrainingPlan(
+        config=config,
+        given=objects,
+        callback_tasks=tasks,
+        notes=notes,
+        directory=Path(find_working_directory() or "/"),
+    )
+
+
+def _check_run_dir(where: str, run_dir: object) -> None:
+    if run_dir is None:
+        return
+    problem = ""
+    if not isinstance(run_dir, str | Path) or not str(run_dir):
+        problem = "pass the path of a folder"
+    elif "\0" in str(run_dir):
+        problem = "a path has no NUL character; choose another"
+    elif (path := Path(run_dir)).exists() and not path.is_dir():
+        problem = "this is a file; pass the path of a folder"
+    if problem:
+        raise ConfigError(f"{where}(run_dir={str(run_dir)!r:.80}): {problem}")
 
 
 def _with_context_tools(open_env: EnvFactory | None, config: RunConfig) -> EnvFactory | None:

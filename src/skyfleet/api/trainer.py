@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyfleet.api.arguments import show_arguments
-from skyfleet.api.background import run_sync
+from skyfleet.api.background import BackgroundLoopError, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.tasks import load_given_tasks
-from skyfleet.api.train_plan import TrainArguments, plan_training
+from skyfleet.api.terminating import exit_after_saving
+from skyfleet.api.train_plan import SAVING, TrainArguments, plan_training
 from skyfleet.api.training import TrainResult
 from skyfleet.api.trajectories import wrap_step
+from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.errors import ConfigError
+from skyfleet.storage.working_directory import find_working_directory
+from skyfleet.streams import open_stdout
 from skyfleet.trainer.callbacks import StepResult
 
 if TYPE_CHECKING:
@@ -28,11 +32,16 @@ if TYPE_CHECKING:
     from skyfleet.trainer.training_run import TrainingOutcome
 
 
+T = TypeVar("T")
+
+
 class Trainer:
     """A run to iterate over: `with` opens and closes it, each iteration trains one step.
 
-    Takes the arguments of `sf.train`. Ctrl-C saves a checkpoint. After the loop, or a `break`, `evaluate`, `save` and the
-    metrics of the last step are still there; `result` is what `sf.train` would have returned.
+    Takes the arguments of `sf.train`. However the block is left (the last step, `break`, an exception,
+    Ctrl-C, SIGTERM), the steps that were trained are saved. After the loop, or a `break`, `evaluate`,
+    `save` and the metrics of the last step are still there; `result` is what `sf.train` would have
+    returned.
     `async with` and `async for` work too.
 
     >>> import skyfleet as sf
@@ -54,7 +63,7 @@ class Trainer:
     ) -> None:
         self._model, self._env, self._arguments = model, env, arguments
         self._plan = plan_training("sf.Trainer", model, env, arguments)
-        self._closing = AsyncExitStack()
+        self._closing, self._signals = AsyncExitStack(), ExitStack()
         self._run: core.Run | None = None
         self._steps: AsyncIterator[StepResult] | None = None
         self._outcome: TrainingOutcome | None = None
@@ -69,7 +78,7 @@ class Trainer:
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return Path(self._plan.config.trainer.run_path)
+        return self._plan.folder
 
     @property
     def result(self) -> TrainResult:
@@ -108,10 +117,14 @@ class Trainer:
 
     def save(self) -> Path:
         """Save a checkpoint of the current step and return its folder."""
-        return self._opened().save().folder
+        saved = self._opened().save().folder
+        return self._plan.shorten(Path(self._plan.config.trainer.ckpt_path) / saved.name)
 
     def __enter__(self) -> Trainer:
-        run_sync(self.__aenter__())
+        with ExitStack() as signals:
+            signals.enter_context(exit_after_saving())
+            self._run_sync(self.__aenter__())
+            self._signals = signals.pop_all()
         return self
 
     def __exit__(
@@ -120,16 +133,21 @@ class Trainer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        run_sync(self.__aexit__(kind, error, traceback))
+        with self._signals:
+            self._run_sync(self.__aexit__(kind, error, traceback))
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                open_stdout().write(f"Interrupted. {self._plan.describe_saved()}\n")
 
     def __iter__(self) -> Iterator[StepResult]:
-        while (step := run_sync(self._next())) is not None:
+        while (step := self._run_sync(self._next(), on_interrupt=SAVING)) is not None:
             yield step
 
     async def __aenter__(self) -> Trainer:
         from skyfleet.trainer.loop import train_steps
         from skyfleet.trainer.training_run import open_training_run
 
+        directory = find_working_directory()  # it may have changed since __init__
+        self._plan = replace(self._plan, directory=Path(directory or "/"))
         context = open_training_run(
             self._plan.config, given=self._plan.given, on_progress=self._plan.report_progress
         )
@@ -150,11 +168,13 @@ class Trainer:
         try:
             if isinstance(steps, AsyncGenerator):
                 await steps.aclose()
+            # The caller's own code failed, Ctrl-C was pressed in it, or it left the loop.
+            if not self._saved and error is not None:
+                run.alerts.report_stop(error, run.state.step)
+            if not self._saved and (error is not None or _has_unsaved_steps(run)):
+                run.save()
             if error is None:
                 self._outcome = conclude(run)
-            elif not self._saved:  # the caller's own code failed, or Ctrl-C was pressed in it
-                run.alerts.report_stop(error, run.state.step)
-                run.save()
         finally:
             self._plan.callback_tasks.cancel()
             await self._closing.aclose()
@@ -181,6 +201,12 @@ class Trainer:
         await self._plan.settle_callbacks(self._opened())
         return wrap_step(step)
 
+    def _run_sync(self, coroutine: Coroutine[Any, Any, T], *, on_interrupt: str | None = None) -> T:
+        try:
+            return run_sync(coroutine, on_interrupt=on_interrupt)
+        except BackgroundLoopError as error:
+            raise BackgroundLoopError(f"{error}. {self._plan.describe_saved()}") from None
+
     def _opened(self) -> core.Run:
         if self._run is None:
             raise ConfigError(
@@ -190,6 +216,13 @@ class Trainer:
 
     def _env_key(self, run: core.Run) -> str | None:
         return next(iter(sorted(run.evaluator.trained_envs)), None)
+
+
+def _has_unsaved_steps(run: core.Run) -> bool:
+    if run.state.step == run.first_step:
+        return False
+    saved = find_checkpoint(run.checkpoints, "latest")
+    return saved is None or saved.step < run.state.step
 
 
 def _choose_set(

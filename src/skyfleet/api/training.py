@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from skyfleet.api.arguments import show_arguments
-from skyfleet.api.background import run_sync
+from skyfleet.api.background import BackgroundLoopError, run_sync
 from skyfleet.api.comparison import Comparison
 from skyfleet.api.models import ModelSource, find_best_step
 from skyfleet.api.policy import Policy
 from skyfleet.api.runs import Run, load_run
 from skyfleet.api.tables import Table
-from skyfleet.api.train_plan import TrainArguments, TrainingPlan, plan_training
+from skyfleet.api.terminating import exit_after_saving
+from skyfleet.api.train_plan import SAVING, TrainArguments, TrainingPlan, plan_training
 from skyfleet.errors import require_torch
+from skyfleet.storage.working_directory import shorten_path
 from skyfleet.streams import open_stdout
 from skyfleet.terminal import sanitize
 
@@ -64,7 +66,7 @@ def train(
         run_dir         a new folder under runs/
 
     Every argument sets configuration keys, which docs/python_api.md lists. Ctrl-C saves a
-    checkpoint and returns a partial result.
+    checkpoint and returns a partial result; SIGTERM and SIGHUP save one and exit.
 
     >>> import skyfleet as sf
     >>> def short(answer):
@@ -75,7 +77,16 @@ def train(
     >>> result.step
     1
     """
-    result = run_sync(_train("sf.train", model, env, arguments, partial_on_cancel=True))
+    plans: list[TrainingPlan] = []
+    training = _train("sf.train", model, env, arguments, partial_on_cancel=True, plans=plans)
+    try:
+        with exit_after_saving():
+            result = run_sync(training, on_interrupt=SAVING)
+    except BackgroundLoopError as error:
+        saved = plans[0].describe_saved() if plans else "Nothing was saved yet."
+        raise BackgroundLoopError(f"{error}. {saved}") from None
+    if result.interrupted:
+        return result
     open_stdout().write(f"The run is in {sanitize(str(result.folder))}.\n")
     return result
 
@@ -98,21 +109,31 @@ async def train_async(
 
 
 async def _train(
-    where: str, model: object, env: object, arguments: TrainArguments, *, partial_on_cancel: bool
+    where: str,
+    model: object,
+    env: object,
+    arguments: TrainArguments,
+    *,
+    partial_on_cancel: bool,
+    plans: list[TrainingPlan] | None = None,
 ) -> TrainResult:
+    """The plan is also appended to `plans`."""
     require_torch()
     plan = plan_training(where, model, env, arguments)
+    if plans is not None:
+        plans.append(plan)
     try:
         outcome = await _run_training(plan, arguments)
     except asyncio.CancelledError:
-        folder = Path(plan.config.trainer.run_path)
+        folder = plan.folder
         if not partial_on_cancel or not (folder / "config.yaml").is_file():
             raise
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
+        open_stdout().write(f"Interrupted. {plan.describe_saved()}\n")
         return TrainResult(folder, notes=plan.notes, interrupted=True)
-    return TrainResult(outcome.folder, outcome=outcome, notes=plan.notes)
+    return TrainResult(plan.folder, outcome=outcome, notes=plan.notes)
 
 
 async def _run_training(plan: TrainingPlan, arguments: TrainArguments) -> TrainingOutcome:
@@ -164,9 +185,15 @@ class TrainResult:
         notes: Sequence[str] = (),
         interrupted: bool = False,
     ) -> None:
-        self.folder, self.interrupted = folder, interrupted
+        self._given_folder, self._folder = folder, folder.absolute()
+        self.interrupted = interrupted
         self._outcome, self._notes = outcome, tuple(notes)
         self._policy: Policy | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, as it was given unless the working directory has changed."""
+        return shorten_path(self._folder, self._given_folder)
 
     @property
     def run(self) -> Run:
@@ -194,7 +221,10 @@ class TrainResult:
         compared = self.run.comparison
         notes = [*compared.notes, *self._notes]
         if self.interrupted:
-            notes.append(f"Interrupted after step {self.step}; the run can be resumed.")
+            notes.append(
+                f"Interrupted after step {self.step}; the run can be resumed by the same call with "
+                f"run_dir={str(self.folder)!r}."
+            )
         elif compared.sets and self.best_step is not None:
             notes.append(describe_best_step(compared.sets[0].name, self.best_step))
         return Comparison(compared.sets, notes)

@@ -70,7 +70,8 @@ def find_verified_checkpoint(
     if damages:
         raise CheckpointError(
             f"{root} has no intact checkpoint to resume from ({len(damages)} damaged; the newest: "
-            f"{damages[0]}); restore one, or give trainer.run_name another name to start over"
+            f"{damages[0]}); restore one, or give trainer.run_name (run_dir= in Python) another "
+            "name to start over"
         )
     return None
 

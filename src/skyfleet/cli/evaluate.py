@@ -69,13 +69,14 @@ def evaluate_command(
     arguments: EvaluateArguments = {
         "pass_threshold": pass_threshold,
         "baselines": baselines or None,
-        "output": output,
+        "output": None if output is None else output.absolute(),
         "progress": True,
     }
+    episodes = None if output is None else output.absolute() / "trajectories"
     try:
         run_loop(cancel_on_ctrl_c(_evaluate(config, selected, chosen, arguments)))
     except KeyboardInterrupt:
-        exit_interrupted(partial(_describe_interruption, output))
+        exit_interrupted(partial(_describe_interruption, output, episodes))
 
 
 def _check_options(
@@ -102,8 +103,8 @@ def _select_endpoint(config: RunConfig, url: str, model: str | None) -> Policy:
     return Policy(ModelSource(url=url), named)
 
 
-def _describe_interruption(output: Path | None) -> str:
-    kept = output is not None and (output / "trajectories").exists()
+def _describe_interruption(output: Path | None, episodes: Path | None) -> str:
+    kept = episodes is not None and episodes.exists()
     return f"Interrupted{f'; finished episodes are in {output}' if kept else ''}."
 
 
@@ -124,8 +125,12 @@ async def _evaluate(
         arguments["config"] = config
     evaluations = []
     try:
-        for name, sources in sets.items():
-            tasks = load_sources(sources, key=f"data.val_data.{name}")
+        # All before the first episode, which may change the working directory.
+        loaded = {
+            name: load_sources(sources, key=f"data.val_data.{name}")
+            for name, sources in sets.items()
+        }
+        for name, tasks in loaded.items():
             arguments["name"] = name
             evaluations.append(await evaluate_set(agent, None, tasks, **arguments))
             notes += (f"{name}: {note}" for note in evaluations[-1].notes)

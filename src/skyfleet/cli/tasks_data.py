@@ -132,13 +132,16 @@ async def _validate(
     from skyfleet.curation.validate import validate
     from skyfleet.curation.verdict import open_journal
     from skyfleet.storage.store import is_remote
+    from skyfleet.storage.working_directory import anchor_path
     from skyfleet.tracking.console import ConsoleTracker
 
     try:
         known = read_quarantine(quarantine)
     except FileNotFoundError:
         known = Quarantine()
-    local = Path(quarantine).name if is_remote(quarantine) else quarantine
+    # Absolute, because an environment may change the working directory.
+    local = anchor_path(Path(quarantine).name if is_remote(quarantine) else quarantine)
+    quarantine = quarantine if is_remote(quarantine) else str(local)
     path = Path(f"{local}.journal")
     console = ConsoleTracker()
     open_env = build_inspectable_factory(load_config("", options["settings"]))

@@ -29,17 +29,18 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     from skyfleet.api.training import train_async
     from skyfleet.envs.event_loop import run_loop
 
+    directory = Path.cwd()  # an environment may change it
     try:
         result = run_loop(_run_until_signal(train_async(config=config)))
     except (KeyboardInterrupt, _TerminatedError) as end:
         sent = end.sent if isinstance(end, _TerminatedError) else signal.SIGINT
-        exit_interrupted(partial(_describe_interruption, config), sent)
+        exit_interrupted(partial(_describe_interruption, config, directory), sent)
     except NoLearningSignalError as error:
-        raise type(error)(f"{error}. {_describe_saved(config)}") from None
+        raise type(error)(f"{error}. {_describe_saved(config, directory)}") from None
     if result.table:
         print(f"\n{result.table}")
     folder = config.trainer.run_path
-    if (plan := Path(folder) / "plan.md").is_file():
+    if (plan := directory / folder / "plan.md").is_file():
         print(f"Plan and reality:\n\n{plan.read_text(encoding='utf-8')}")
     print(
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
@@ -80,17 +81,18 @@ async def _run_until_signal(training: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def _describe_interruption(config: RunConfig) -> str:
-    return f"Interrupted. {_describe_saved(config)}"
+def _describe_interruption(config: RunConfig, directory: Path) -> str:
+    return f"Interrupted. {_describe_saved(config, directory)}"
 
 
-def _describe_saved(config: RunConfig) -> str:
+def _describe_saved(config: RunConfig, directory: Path) -> str:
     from skyfleet.checkpoints.resume import find_checkpoint
 
-    saved = find_checkpoint(Path(config.trainer.ckpt_path), "latest")
+    given = Path(config.trainer.ckpt_path)
+    saved = find_checkpoint(directory / given, "latest")
     if saved is None:
         return "Nothing was saved yet."
-    return f"The last checkpoint is {saved.folder}. To resume: {shlex.join(sys.argv)}"
+    return f"The last checkpoint is {given / saved.folder.name}. To resume: {shlex.join(sys.argv)}"
 
 
 def _show_dry_run(config: RunConfig) -> None:

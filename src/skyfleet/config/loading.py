@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 
-def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(text: str = "", overrides: Sequence[str] = (), *, file: str = "") -> RunConfig:
     """Load YAML text and overrides, in either of SkyRL's spellings.
 
-    `load_config("trainer: {seed: 1}", ["+generator.max_turns=20"])`
+    `load_config("trainer: {seed: 1}", ["+generator.max_turns=20"])`. Errors name the `file`.
     """
     problems: list[str] = []
-    given = parsing.parse_yaml(text, problems)
+    given = parsing.parse_yaml(text, problems, file=file)
     parsing.apply_overrides(given, overrides, problems, is_free=is_free_key)
     names = [override.lstrip("+").partition("=")[0].strip() for override in overrides]
     return _build_config(given, problems).with_override_keys(map(_canonical_name, names))
@@ -55,14 +55,17 @@ def load_config(text: str = "", overrides: Sequence[str] = ()) -> RunConfig:
 
 def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a YAML file, or a preset by its name, such as `tiny`."""
-    return load_config(_read_text(path), overrides)
+    return load_config(_read_text(path), overrides, file=str(path))
 
 
 def load_recorded_config(path: str | Path) -> RunConfig:
     """Load the config.yaml of a run to read it: secrets may be redacted and variables unset."""
     problems: list[str] = []
     given = parsing.parse_yaml(_read_text(path), problems)
-    return _build_config(given, problems, is_record=True)
+    try:
+        return _build_config(given, problems, is_record=True)
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
 
 
 def config_from_python(
@@ -79,7 +82,7 @@ def config_from_python(
     if isinstance(base, RunConfig):
         return _change_config(base, overrides) if overrides else base
     if isinstance(base, (str, Path)):
-        given = parsing.parse_yaml(_read_text(base), problems)
+        given = parsing.parse_yaml(_read_text(base), problems, file=str(base))
         base = None
     for values in (base or {}, overrides):
         for key, value in values.items():

@@ -31,19 +31,48 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str, problems: list[str]) -> dict[Path, Any]:
+def parse_yaml(text: str, problems: list[str], *, file: str = "") -> dict[Path, Any]:
     """Every value of a YAML mapping by its path; what is wrong with the text goes to `problems`."""
     try:
-        tree = yaml.load(text, _Loader)  # a SafeLoader
+        loader = _Loader(text)  # a SafeLoader
+        loader.name = file or loader.name
+        node = loader.get_single_node()
+        tree = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
-        problems.append(f"not YAML: {_cut_secrets(' '.join(str(error).split()))}")
+        shown = _cut_secrets(" ".join(str(error).split()))
+        problems.append(f"{file} is not YAML: {shown}" if file else f"not YAML: {shown}")
         return {}
+    problems += (f"{file}: {found}" if file else found for found in _find_duplicates(node))
     if tree is None or isinstance(tree, dict):
         return dict(leaves(tree or {}))
     shown = _cut_secrets(repr(tree))
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-    problems.append(f"a configuration is a mapping of keys; this is {shown}")
+    what = file or "this"
+    problems.append(f"a configuration is a mapping of keys; {what} is {shown}")
     return {}
+
+
+def _find_duplicates(node: yaml.Node | None) -> Iterator[str]:
+    """One problem per key that a mapping has twice, of which YAML would silently use the last."""
+    pending: list[tuple[Path, yaml.Node | None]] = [((), node)]
+    seen: set[int] = set()
+    while pending:
+        path, node = pending.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += [(path, item) for item in node.value]
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                dotted = ".".join((*path, name))
+                yield f"{dotted} is set on line {lines[name]} and again on line {line}; keep one"
+            lines[name] = line
+            pending.append(((*path, name), value))
 
 
 def apply_overrides(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from skyfleet.envs.guard import EnvGuard, current_guard
 from skyfleet.envs.guarded_call import is_ctrl_c
@@ -41,6 +43,11 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
     """Runs until the coroutine that it was started with has ended, whatever its callbacks do."""
 
     _awaited: asyncio.Future[Any] | None = None
+    _is_forked = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        _loops.add(self)
 
     def run_until_complete(self, future: Any) -> Any:
         self._awaited = asyncio.ensure_future(future, loop=self)
@@ -71,6 +78,8 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
+        if self._is_forked:
+            os._exit(0)
         return super().call_soon(_guard_callback(callback, context), *args, context=context)
 
     def call_at(  # type: ignore[override]
@@ -91,6 +100,22 @@ class EnvEventLoop(asyncio.SelectorEventLoop):
         if not task.done():
             _stuck.append(task)
             logger.warning("an environment left %s behind that does not end", what)
+
+
+_loops: WeakSet[EnvEventLoop] = WeakSet()
+
+
+def _mark_forked() -> None:
+    """In the child of `os.fork`, which shares the descriptors of these loops with its parent.
+
+    An environment that forks and lets the child return would continue the run a second time there:
+    the child ends when it reaches the loop. Loops that the child makes are its own.
+    """
+    for loop in _loops:
+        loop._is_forked = True
+
+
+os.register_at_fork(after_in_child=_mark_forked)
 
 
 def _guard_callback(callback: Callable[..., Any], context: Context | None) -> Callable[..., Any]:

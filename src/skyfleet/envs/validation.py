@@ -29,6 +29,7 @@ from skyfleet.envs.values import (
 )
 from skyfleet.envs.verifiers.run_verifier import SUCCESS_REWARD
 from skyfleet.errors import EnvError, EpisodeError, VerifierError
+from skyfleet.redaction import redact_known
 from skyfleet.tasks.task import Grade
 
 MAX_NUMBERS = 1_000
@@ -159,7 +160,8 @@ def validate_info(info: object) -> dict[str, float]:
         )
     numbers: dict[str, float] = {}
     for key, given in islice(info.items(), MAX_NUMBERS + 1):
-        name, value = key if type(key) is str else _name_number(key), unwrap(given)
+        name = redact_known(key) if type(key) is str else _name_number(key)
+        value = unwrap(given)
         if is_finite(value):
             numbers[name] = float(value)
         else:
@@ -182,8 +184,9 @@ def _warn_of_value(name: str, value: object) -> None:
 
 
 def _name_number(key: object) -> str:
+    """The name of a metric or a part, which files and trackers show: without known secrets."""
     key = unwrap(key)
-    return convert_text(key, "") if isinstance(key, str) else format_value(key)
+    return redact_known(convert_text(key, "") if isinstance(key, str) else format_value(key))
 
 
 def _convert_parts(parts: object) -> Mapping[str, float]:

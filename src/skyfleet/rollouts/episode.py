@@ -25,6 +25,7 @@ from skyfleet.errors import (
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.grading import EpisodeGrade, check_step_rewards, grade_episode
 from skyfleet.rollouts.rendering import render
+from skyfleet.storage.working_directory import find_working_directory, warn_if_changed
 from skyfleet.streams import restore_streams
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.tracking.tracing import EpisodeSpans, RolloutTracer
@@ -105,7 +106,7 @@ async def run_episode(
     propagates after the environment is closed and the engine's session released. `on_messages`
     receives all messages in order. `spans` gets the times of its parts.
     """
-    start = perf_counter()
+    start, directory = perf_counter(), find_working_directory()
     episode = _Episode(on_messages, spans)
     guard = EnvGuard(
         task.env_key,
@@ -135,6 +136,7 @@ async def run_episode(
             episode.failure = Failure.of(EnvError(reason))
     finally:
         restore_streams()
+        warn_if_changed(directory, task.env_key)
         # In this task, and last: an engine that hangs does not keep the environment open.
         await episode.release()
     return Trajectory(

@@ -130,7 +130,7 @@ class BucketLock:
         who = owner.describe() if owner else "another process"
         return (
             f"{self._address} is in use by another run ({who}); wait until it ends or stop it, or "
-            "give trainer.run_name another name"
+            "give trainer.run_name (run_dir= in Python) another name"
         )
 
 

@@ -24,6 +24,7 @@ from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import make_folder
 from skyfleet.storage.lock_owner import Owner, parse_owner, read_owner
+from skyfleet.storage.working_directory import anchor_path
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,16 @@ WAIT_SECONDS = 25.0
 _POLLS = 25
 _RETRIES, _RETRY_SECONDS = 5, 0.1
 """A dry run holds a shared lock for an instant to see whether the folder is in use."""
+_REFUSED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
+)
+"""What a wrong path fails with, unlike a broken disk."""
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
 class FolderLock:
     def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / LOCK
+        self._folder, self._path = folder, anchor_path(folder / LOCK)
         self._owner = Owner.describe_this_process()
         self._created: Sequence[Path] = ()
         self._file: int | None = None
@@ -51,7 +56,7 @@ class FolderLock:
 
     async def acquire(self, on_wait: Callable[[str], None]) -> None:
         """Raise ConfigError if another process holds the lock; creates the folder."""
-        self._created = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
+        self._created = [p for p in self._path.parents if not p.exists()]
         is_ours = False
         try:
             with explain_disk_full(self._path):
@@ -62,6 +67,14 @@ class FolderLock:
                 is_ours = True
                 self._write_owner()
             Thread(target=self._beat, name="skyfleet lock", daemon=True).start()
+        except OSError as error:
+            self._close(remove=is_ours)
+            if error.errno not in _REFUSED:
+                raise
+            raise ConfigError(
+                f"{self._folder} cannot be written: {error.strerror or error}; choose another folder with "
+                "trainer.run_path and trainer.ckpt_path (run_dir= in Python), or change its permissions"
+            ) from None
         except BaseException:
             self._close(remove=is_ours)
             raise
@@ -139,6 +152,9 @@ class FolderLock:
             with self._writing, suppress(OSError):  # the next beat may succeed
                 if self._file is None or self._find_other_owner():
                     return
+                # Code in this process may have closed the descriptor, which is another file's now.
+                if not _is_same_file(self._file, self._path):
+                    continue
                 self._write_owner()
 
     def _close(self, *, remove: bool) -> None:
@@ -240,7 +256,7 @@ def _describe_in_use(folder: Path, owner: Owner | None) -> str:
     who = owner.describe() if owner else "another process"
     return (
         f"{folder} is in use by another run ({who}); wait until it ends or stop it, or give "
-        "trainer.run_name another name"
+        "trainer.run_name (run_dir= in Python) another name"
     )
 
 

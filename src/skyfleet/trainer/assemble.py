@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
@@ -89,13 +90,14 @@ async def assemble(
     *,
     checkpoint: Checkpoint | None = None,
     given: GivenObjects | None = None,
+    given_paths: Mapping[str, Any] | None = None,
     locks: Sequence[FolderLock | BucketLock] = (),
     on_progress: OnProgress = lambda _: None,
 ) -> Run:
     """Build the run; `checkpoint` replaces the configured weights with saved ones.
 
     All validation happens before the run directory is written. `on_progress` gets one line before
-    every slow part.
+    every slow part. Trackers record the `given_paths` instead of the configuration's absolute ones.
     """
     given = given or GivenObjects()
     open_env = _check_config(config, given)
@@ -110,6 +112,9 @@ async def assemble(
     tasks = _load_tasks(config, given, on_progress)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
+    if checkpoint:  # read again after the first episodes, which may change the working directory
+        checkpoint = replace(checkpoint, folder=checkpoint.folder.absolute())
+        policy_folder = checkpoint.folder / "policy"
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
     weights_folder = None if config.trainer.policy.model.lora.rank else policy_folder
     policy_model = await load_policy_model(
@@ -157,6 +162,7 @@ async def assemble(
             given.callbacks,
             Journal.from_config(config, state.run_id, checkpoint),
             resume_step=state.logged_step if checkpoint else None,
+            given_paths=given_paths or {},
         )
         warm_start = replace(run.warm_start, demonstrations=demonstrations)
         return replace(run, warm_start=warm_start, locks=locks, opened=opened.pop_all())
@@ -259,6 +265,7 @@ def _build_run(
     journal: Journal,
     *,
     resume_step: int | None,
+    given_paths: Mapping[str, Any],
 ) -> Run:
     trainer, generator, limits = config.trainer, config.generator, build_limits(config)
     recording_engine = RecordingEngine(policy_client.engine)
@@ -278,7 +285,7 @@ def _build_run(
     filter_groups, estimator = build_filter(config), build_estimator(config)
     exports = Exports.from_config(config, policy_model)
     # Trackers are built last: they are the first to write to the run directory.
-    trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps)
+    trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
     tracer = build_tracer(trainer.run_name) if trainer.tracing else None
     for tracker in trackers:
@@ -358,7 +365,7 @@ def _agent_by_step(config: RunConfig, policy_client: PolicyClient) -> Callable[[
 
 
 def _build_trackers(
-    config: RunConfig, resume_step: int | None, total_steps: int
+    config: RunConfig, resume_step: int | None, total_steps: int, given_paths: Mapping[str, Any]
 ) -> Sequence[Tracker]:
     trainer = config.trainer
     others = [name for name in trainer.logger if name not in ("console", "jsonl")]
@@ -370,7 +377,7 @@ def _build_trackers(
             run_folder=Path(trainer.run_path),
             run_name=trainer.run_name,
             project_name=trainer.project_name,
-            config=flatten(config) | code_version,
+            config={**flatten(config), **given_paths, **code_version},
             resume_step=resume_step,
             # The rows of a checkpoint that is resumed by its path may be in another run's folder.
             has_rows=trainer.resume_mode == "latest",

@@ -160,7 +160,8 @@ def _find_in_bucket(config: RunConfig, on_progress: Callable[[str], None]) -> Ch
         if steps := bucket.list_steps():
             raise ConfigError(
                 f"trainer.resume_mode=none, but {bucket.step_address(steps[0])} exists; give "
-                "trainer.run_name another name, or resume with trainer.resume_mode=latest"
+                "trainer.run_name (run_dir= in Python) another name, or resume with "
+                "trainer.resume_mode=latest"
             )
         return None
     recorded = read_bucket_config(bucket)
@@ -241,7 +242,8 @@ def _find_checkpoint_from_path(config: RunConfig) -> Checkpoint:
         if not _repeats_resume_path(config):
             raise ConfigError(
                 f"trainer.resume_path={trainer.resume_path!r} is step {given.step} and "
-                f"{newest.folder} is later; move it away, or give trainer.run_name another name"
+                f"{newest.folder} is later; move it away, or give trainer.run_name (run_dir= "
+                "in Python) another name"
             )
         own = _find_own_checkpoint(config)
         if own is not None and own.step > given.step:
@@ -265,8 +267,8 @@ def reject_other_run(config: RunConfig) -> None:
     if trainer.resume_mode == "none":
         if has_rows:
             raise ConfigError(
-                f"{folder} already holds a run; give trainer.run_name another name, "
-                "move the folder away, or resume it with trainer.resume_mode=latest"
+                f"{folder} already holds a run; give trainer.run_name (run_dir= in Python) another "
+                "name, move the folder away, or resume it with trainer.resume_mode=latest"
             )
         return
     path = folder / CONFIG
@@ -292,7 +294,8 @@ def _reject_changes(
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(
             f"{where} was started with {key}={before!r} and this run has {now!r}; "
-            "give trainer.run_name another name, or trainer.resume_mode=none with an empty folder"
+            "give trainer.run_name (run_dir= in Python) another name, or trainer.resume_mode=none with "
+            "an empty folder"
         )
 
 
@@ -304,5 +307,5 @@ def _reject_rows_without_checkpoint(config: RunConfig) -> None:
         raise ConfigError(
             f"{folder} already holds a run of {last_step} steps, and {config.trainer.ckpt_path} has "
             "none of its checkpoints; restore them, move the folder away, or give trainer.run_name "
-            "another name"
+            "(run_dir= in Python) another name"
         )

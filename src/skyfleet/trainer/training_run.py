@@ -32,6 +32,7 @@ from skyfleet.trainer.bucket_layout import (
     drop_buckets_without_credentials,
     locate_lock,
 )
+from skyfleet.trainer.output_paths import anchor_paths, list_given_paths
 from skyfleet.trainer.resuming import (
     CONFIG,
     METRICS,
@@ -92,8 +93,10 @@ async def open_training_run(
     `on_progress` gets one line per set-up step. A configuration error leaves the run directory
     unchanged. No other process can open the run until it is closed.
     """
-    folder, start = Path(config.trainer.run_path), perf_counter()
+    start = perf_counter()
     config = drop_buckets_without_credentials(config)
+    anchored = anchor_paths(config)  # what runs from here on may change the working directory
+    folder = Path(anchored.trainer.run_path)
     check_trajectory_bucket(config)
     async with (
         hold_run_folders(config, on_progress) as locks,
@@ -109,15 +112,16 @@ async def open_training_run(
 
         with explain_disk_full(folder):
             run = await assemble(
-                config,
+                anchored,
                 checkpoint=checkpoint,
                 given=given,
+                given_paths=list_given_paths(config),
                 locks=[*locks, *bucket_locks],
                 on_progress=on_progress,
             )
             run = replace(
                 run,
-                uploads=RunUploads.from_config(config, bucket_locks),
+                uploads=RunUploads.from_config(anchored, bucket_locks),
                 opened_at=start,
                 first_step=run.state.step,
             )
