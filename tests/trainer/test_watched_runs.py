@@ -194,7 +194,7 @@ def test_a_missing_package_names_its_extra_before_the_run(
 
 def test_the_last_row_is_served_while_the_run_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    from skyfleet.trainer.assemble import _serve_metrics
+    from skyfleet.trainer.trackers import _serve_metrics
 
     (tracker,) = _serve_metrics(small_config(tmp_path / "run", "trainer.prometheus.port=0"))
     try:

@@ -21,7 +21,6 @@ from skyfleet.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
-from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
@@ -38,16 +37,13 @@ from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
-from skyfleet.serving.access import read_token
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
-from skyfleet.tracking.code_version import find_code_version
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.prometheus_tracker import PrometheusTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracing import build_tracer
-from skyfleet.tracking.tracker import Tracker, make_trackers
 from skyfleet.trainer.alerting import build_alerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
@@ -67,6 +63,7 @@ from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.sft import collect_demonstrations
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
+from skyfleet.trainer.trackers import build_trackers
 from skyfleet.weight_sync.sync import build_weight_sync
 
 logger = logging.getLogger(__name__)
@@ -285,7 +282,7 @@ def _build_run(
     filter_groups, estimator = build_filter(config), build_estimator(config)
     exports = Exports.from_config(config, policy_model)
     # Trackers are built last: they are the first to write to the run directory.
-    trackers = _build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
+    trackers = build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
     tracer = build_tracer(trainer.run_name) if trainer.tracing else None
     for tracker in trackers:
@@ -362,45 +359,3 @@ def _agent_by_step(config: RunConfig, policy_client: PolicyClient) -> Callable[[
         )
 
     return agent
-
-
-def _build_trackers(
-    config: RunConfig, resume_step: int | None, total_steps: int, given_paths: Mapping[str, Any]
-) -> Sequence[Tracker]:
-    trainer = config.trainer
-    others = [name for name in trainer.logger if name not in ("console", "jsonl")]
-    code_version = find_code_version().flatten() if others else {}
-    served = _serve_metrics(config)
-    try:
-        trackers = make_trackers(
-            ["console", "jsonl", *others],
-            run_folder=Path(trainer.run_path),
-            run_name=trainer.run_name,
-            project_name=trainer.project_name,
-            config={**flatten(config), **given_paths, **code_version},
-            resume_step=resume_step,
-            # The rows of a checkpoint that is resumed by its path may be in another run's folder.
-            has_rows=trainer.resume_mode == "latest",
-            total_steps=total_steps,
-            wandb=trainer.wandb,
-        )
-    except BaseException:
-        for tracker in served:
-            tracker.close()
-        raise
-    return [*trackers, *served]
-
-
-def _serve_metrics(config: RunConfig) -> list[PrometheusTracker]:
-    section = config.trainer.prometheus
-    if section.port is None:
-        return []
-    return [
-        PrometheusTracker(
-            run_name=config.trainer.run_name,
-            port=section.port,
-            host=section.host,
-            token=read_token(),
-            allowed_hosts=section.allowed_hosts,
-        )
-    ]
