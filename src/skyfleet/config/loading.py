@@ -60,8 +60,13 @@ def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConf
 
 def load_recorded_config(path: str | Path) -> RunConfig:
     """Load the config.yaml of a run to read it: secrets may be redacted and variables unset."""
+    return parse_recorded_config(_read_text(path))
+
+
+def parse_recorded_config(text: str) -> RunConfig:
+    """As `load_recorded_config`, from the text of the file."""
     problems: list[str] = []
-    given = parsing.parse_yaml(_read_text(path), problems)
+    given = parsing.parse_yaml(text, problems)
     return _build_config(given, problems, is_record=True)
 
 

@@ -20,7 +20,7 @@ from skyfleet.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
-from skyfleet.config.keys import flatten
+from skyfleet.config.keys import dump_yaml, flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
@@ -101,7 +101,8 @@ async def assemble(
     else:
         fitted = fit_training(config, model=given.model)
     fitted.log_changes()
-    fitted_settings, config = list_fitted_settings(config, fitted.config), fitted.config
+    fitted_settings, recorded = list_fitted_settings(config, fitted.config), dump_yaml(config)
+    config = fitted.config
     tasks = _load_tasks(config, given, on_progress)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
@@ -139,7 +140,7 @@ async def assemble(
             load_checkpoint(checkpoint, parts)
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
-        state.fitted_settings = fitted_settings
+        state.fitted_settings, state.config = fitted_settings, recorded
         state.run_id = choose_run_id(state.run_id, checkpoint, Path(config.trainer.ckpt_path))
         run = _build_run(
             config,

@@ -54,6 +54,8 @@ class TrainerState:
     """What was lowered to fit into memory: see `refit_memory`."""
     run_id: str = ""
     """The run's identity in its journal; empty in checkpoints of earlier versions."""
+    config: str = ""
+    """The text of config.yaml, for a run that has lost the file; empty in earlier versions."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
