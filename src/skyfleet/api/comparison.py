@@ -205,8 +205,11 @@ def compare_reports(
             notes.append(f"{error}.")
         else:
             notes += _find_other_differences(before, after, sets[-1])
-    if left_out := sum(comparison.overall.n_left_out for comparison in sets):
+    changed = sum(comparison.overall.n_changed for comparison in sets)
+    if left_out := sum(comparison.overall.n_left_out for comparison in sets) - changed:
         notes.append(f"Excluded, because they are not graded on both sides: {left_out} tasks.")
+    if changed:
+        notes.append(f"Excluded, because their content differs on both sides: {changed} tasks.")
     return Comparison(sets, notes)
 
 

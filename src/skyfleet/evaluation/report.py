@@ -25,6 +25,7 @@ from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.rollout_metrics import metric_key, signal_metrics
 from skyfleet.storage.local import make_folder, write_atomically
+from skyfleet.tasks.content_hash import hash_content
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path, write_groups
 from skyfleet.trajectories.records import RecordError
@@ -71,15 +72,18 @@ class EvalReport:
     ) -> EvalReport:
         """Score the groups; groups with the same task key count as one task.
 
-        `tasks` provide the difficulties, `trained_envs` the environments the policy trained on.
+        `tasks` provide difficulties and content hashes, `trained_envs` the environments the policy trained on.
         """
-        difficulties = {task.key: task.difficulty for task in tasks}
+        by_key = {task.key: task for task in tasks}
         by_task: dict[str, list[Group]] = defaultdict(list)
         for group in groups:
             by_task[group.task_key].append(group)
         outcomes = {
             task_key: TaskOutcome.from_groups(
-                task_groups, pass_threshold=pass_threshold, difficulty=difficulties.get(task_key)
+                task_groups,
+                pass_threshold=pass_threshold,
+                difficulty=by_key[task_key].difficulty if task_key in by_key else None,
+                content_hash=hash_content(by_key[task_key]) if task_key in by_key else None,
             )
             for task_key, task_groups in sorted(by_task.items())
         }

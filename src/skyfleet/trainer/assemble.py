@@ -59,6 +59,7 @@ from skyfleet.trainer.preflight import (
 from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
+from skyfleet.trainer.run_identity import hash_eval_sets, is_own_checkpoint
 from skyfleet.trainer.sft import collect_demonstrations
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
 from skyfleet.weight_sync.sync import build_weight_sync
@@ -104,6 +105,8 @@ async def assemble(
     fitted_settings, recorded = list_fitted_settings(config, fitted.config), dump_yaml(config)
     config = fitted.config
     tasks = _load_tasks(config, given, on_progress)
+    resumes = is_own_checkpoint(checkpoint, Path(config.trainer.ckpt_path))
+    eval_sets = hash_eval_sets(state.eval_sets if resumes else {}, tasks.eval_sets)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
     # LoRA adapters are loaded onto the base weights, not onto weights merged with them.
@@ -141,6 +144,7 @@ async def assemble(
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
         state.fitted_settings, state.config = fitted_settings, recorded
+        state.eval_sets = eval_sets
         state.run_id = choose_run_id(state.run_id, checkpoint, Path(config.trainer.ckpt_path))
         run = _build_run(
             config,

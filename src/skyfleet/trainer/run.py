@@ -56,6 +56,8 @@ class TrainerState:
     """The run's identity in its journal; empty in checkpoints of earlier versions."""
     config: str = ""
     """The text of config.yaml, for a run that has lost the file; empty in earlier versions."""
+    eval_sets: dict[str, str] = field(default_factory=dict)
+    """The hash of each evaluation set by name; empty in checkpoints of earlier versions."""
 
     def take_pending_metrics(self) -> dict[str, float]:
         """The metrics that the next row starts with."""
