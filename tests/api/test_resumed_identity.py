@@ -52,3 +52,36 @@ def test_edited_evaluation_tasks_are_refused_before_training_goes_on(
         sets = {"val": HELD_OUT[::-1], "edited": [{**t, "key": f"x{t['key']}"} for t in edited]}
         result = train(tmp_path, 2, reward=is_long, evaluation=sets)
         assert [one.name for one in result.comparison.sets] == ["val"]
+
+
+LEAST = 500
+
+
+def is_longer(answer: str) -> float:
+    return float(len(answer) >= LEAST)
+
+
+def test_no_verdict_between_grades_of_different_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = train(tmp_path, 1, reward=is_longer, evaluation=HELD_OUT)
+    assert first.comparison.verdict == "FAILING"
+    assert not caplog.records
+    monkeypatch.setattr(f"{__name__}.LEAST", 0)
+    result = train(tmp_path, 2, reward=is_longer, evaluation=HELD_OUT)
+    assert result.step == 2
+    (warning,) = (one.getMessage() for one in caplog.records if "has changed" in one.getMessage())
+    assert "(LEAST)" in warning
+    assert "a new folder" in warning
+    assert result.table is None
+    assert not (tmp_path / "results.md").exists()
+    assert "graded by different code (LEAST), so there is no verdict" in str(result.comparison)
+    assert "IMPROVED" not in str(result.comparison)
+    assert result.best_step == 2  # the only evaluation of this code
+    caplog.clear()
+    # Evaluations outside of the run are compared by the same rule.
+    now = sf.evaluate("null", tasks=HELD_OUT, reward=is_longer)
+    assert "no verdict" not in str(sf.compare(result.run, now))
+    monkeypatch.setattr(f"{__name__}.LEAST", 500)
+    then = sf.evaluate("null", tasks=HELD_OUT, reward=is_longer)
+    assert "no verdict" in str(sf.compare(result.run, then))

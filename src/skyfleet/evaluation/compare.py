@@ -9,6 +9,7 @@ from enum import StrEnum
 from random import Random
 from statistics import fmean
 
+from skyfleet.envs.grading_code import describe_changes
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
@@ -49,6 +50,7 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
             f"and {after.name!r} at step {after.step} has {after.pass_threshold:g}; "
             "evaluate both with the same threshold"
         )
+    check_same_code([before, after])
     common = sorted(before.outcomes.keys() & after.outcomes.keys())
     both = [(before.outcomes[task_key], after.outcomes[task_key]) for task_key in common]
     both = [(one, other) for one, other in both if one.rewards and other.rewards]
@@ -69,6 +71,18 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
     counts = [(o.successes, o.attempts) for pair in both for o in pair]
     rng = Random(f"{common}{counts}")
     return [_pair(one, other, rng) for one, other in both]
+
+
+def check_same_code(reports: Sequence[EvalReport]) -> None:
+    """TaskError if different code graded the reports: a difference would not be the policy's."""
+    for other in reports[1:]:
+        if changed := reports[0].find_changed_code(other):
+            first = reports[0]
+            raise TaskError(
+                f"{first.name!r} at step {first.step} and {other.name!r} at step {other.step} were "
+                f"played and graded by different code ({describe_changes(changed)}), so there is no "
+                "verdict; evaluate both with the same code, for a training run in a new folder"
+            )
 
 
 def difference_and_p(pairs: Sequence[Pair]) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.compare import Change, compare
+from skyfleet.evaluation.compare import Change, check_same_code, compare
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import EnvScore, TaskOutcome
 from skyfleet.metrics.intervals import Interval
@@ -113,6 +113,7 @@ def _find_common_tasks(sides: Sequence[Reports]) -> list[str]:
     thresholds = sorted({report.pass_threshold for report in reports})
     if len(thresholds) > 1:
         raise TaskError(f"the pass thresholds differ: {thresholds}; evaluate with the same one")
+    check_same_code(reports)
     graded = [{key for key, one in report.outcomes.items() if one.rewards} for report in reports]
     common = sorted(set.intersection(*graded)) if graded else []
     common = [key for key in common if _has_one_content(key, reports)]

@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.grading_code import GradingCode
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.agent_info import AgentInfo, differences
 from skyfleet.evaluation.baselines import Baseline
@@ -56,6 +57,8 @@ class EvalReport:
     # The alias keeps the key of reports on disk, whatever the attribute is called.
     agent_info: Annotated[AgentInfo | None, Field(alias="played_by")] = None
     """None in reports of older versions."""
+    grading_code: GradingCode | None = None
+    """The user's code that played and graded; None in reports of older versions."""
 
     @classmethod
     def from_groups(
@@ -69,6 +72,7 @@ class EvalReport:
         baselines: Mapping[str, Baseline] | None = None,
         pass_threshold: float = PASS_THRESHOLD,
         agent_info: AgentInfo | None = None,
+        grading_code: GradingCode | None = None,
     ) -> EvalReport:
         """Score the groups; groups with the same task key count as one task.
 
@@ -106,6 +110,7 @@ class EvalReport:
             baselines=baselines or {},
             pass_threshold=pass_threshold,
             agent_info=agent_info,
+            grading_code=grading_code,
         )
 
     def metrics(self, prefix: str = MAIN_PREFIX) -> dict[str, float]:
@@ -128,6 +133,12 @@ class EvalReport:
             for name, value in _score_metrics(self.by_env[env_key], outcomes).items():
                 metrics[metric_key(prefix, env_key, name)] = value
         return metrics
+
+    def find_changed_code(self, other: EvalReport) -> list[str]:
+        """Names in the code that played and graded which differ, as far as both reports say."""
+        if self.grading_code is None or other.grading_code is None:
+            return []
+        return self.grading_code.find_changes(other.grading_code)
 
     def to_json(self) -> str:
         return _ADAPTER.dump_json(self, indent=2, by_alias=True).decode()
