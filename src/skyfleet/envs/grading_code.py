@@ -13,7 +13,7 @@ import functools
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
@@ -58,8 +58,8 @@ class GradingCode:
         return [name for name in names if self.hashes.get(name) != other.hashes.get(name)]
 
 
-def find_grading_code(given: object) -> GradingCode | None:
-    """The code behind an environment, a factory of environments, or a list; None if unknown."""
+def find_grading_code(*given: object) -> GradingCode | None:
+    """The code behind environments or factories of environments; None if unknown."""
     try:
         return GradingCode(hashes=_Walk().run(given))
     except Exception as error:  # looking at a user's object may run its code
@@ -96,8 +96,8 @@ class _Walk:
         self._changed_variables: set[str] = set()
         self._changed_attributes: set[str] = set()
 
-    def run(self, given: object) -> dict[str, str]:
-        self._queue.append(_Found("env", given, is_root=True))
+    def run(self, given: Sequence[object]) -> dict[str, str]:
+        self._queue += [_Found("env", one, is_root=True) for one in given]
         for at in range(_MAX_OBJECTS):
             if at >= len(self._queue):
                 break

@@ -76,7 +76,7 @@ def find_run_code(config: RunConfig, open_env: EnvFactory | None) -> GradingCode
         named.append(environment.mcp.reward)
     if "skyrl_gym" in classes and ":" in (environment.skyrl_gym.env_id or ""):
         named.append(environment.skyrl_gym.env_id or "")
-    return find_grading_code([import_named(name, key="environment") for name in named])
+    return find_grading_code(*(import_named(name, key="environment") for name in named))
 
 
 def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:
