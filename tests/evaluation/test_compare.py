@@ -13,6 +13,7 @@ from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Pair, Verdict, compare, difference_and_p
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
+from skyfleet.evaluation.table import comparison_table
 
 Rewards = Sequence[Sequence[float | None]]
 
@@ -110,6 +111,24 @@ def test_tasks_not_graded_in_both_reports_are_left_out_and_counted() -> None:
     assert (change.n_tasks, change.n_left_out) == (2, 3)
     assert (change.before, change.after) == (0.5, 1.0)
     assert (comparison.overall.n_tasks, comparison.overall.n_left_out) == (2, 4)
+
+
+def with_contents(given: EvalReport, *hashes: str | None) -> EvalReport:
+    outcomes = {
+        key: replace(outcome, content_hash=content_hash)
+        for (key, outcome), content_hash in zip(given.outcomes.items(), hashes, strict=True)
+    }
+    return replace(given, outcomes=outcomes)
+
+
+def test_tasks_that_were_edited_between_the_reports_are_left_out_and_counted() -> None:
+    before = with_contents(report(a=[[0.0]] * 4), "1", "2", None, "4")
+    after = with_contents(report(a=[[1.0]] * 4), "1", "changed", "3", "changed")
+    change = compare(before, after).overall
+    assert (change.n_tasks, change.n_left_out, change.n_changed) == (2, 2, 2)
+    assert "content differs before and after: 2." in comparison_table([compare(before, after)])
+    with pytest.raises(TaskError, match="all 4 with the same key have another content"):
+        compare(with_contents(before, *"1234"), with_contents(after, *"abcd"))
 
 
 def test_thirds_that_cancel_give_a_difference_of_zero() -> None:

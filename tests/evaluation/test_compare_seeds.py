@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -74,3 +75,14 @@ def test_the_score_of_a_setting_varies_with_tasks_and_seeds() -> None:
     assert apart.rate_by_seed == pytest.approx({1: 0.1, 2: 0.3, 3: 0.5})
     assert apart.interval[0] < equal.interval[0] < 0.3 < equal.interval[1] < apart.interval[1]
     assert apart.interval[0] >= 0
+
+
+def test_tasks_that_differ_between_the_runs_are_left_out() -> None:
+    def edited(given: EvalReport, key: str, content_hash: str) -> EvalReport:
+        outcome = replace(given.outcomes[key], content_hash=content_hash)
+        return replace(given, outcomes={**given.outcomes, key: outcome})
+
+    before = {1: edited(pattern(20), "t000", "a"), 2: pattern(20)}
+    after = {1: edited(pattern(40), "t000", "b"), 2: pattern(40)}
+    change = compare_over_seeds(before, after).change
+    assert (change.n_tasks, change.n_left_out) == (99, 1)

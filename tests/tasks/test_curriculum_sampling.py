@@ -62,7 +62,7 @@ def test_a_resumed_curriculum_sampler_draws_the_same_batches() -> None:
 
 
 def test_the_state_of_another_run_is_rejected() -> None:
-    with pytest.raises(CheckpointError, match="the sampler was saved with seed=3, now it is 4"):
+    with pytest.raises(CheckpointError, match=r"saved with trainer\.seed=3, now it is 4"):
         sampler(seed=4).load_state_dict(sampler().state_dict())
     with pytest.raises(ConfigError, match="min_samples_per_env=2 x 3 envs = 6 is more"):
         sampler(min_per_env=2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from tests.fakes.small_runs import rows, small_config
 from tests.trainer.interrupting import interrupt_training
 
 from skyfleet.algorithms.sample import Sample
+from skyfleet.checkpoints.checkpoint import FileRecord
 from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.config.keys import known_keys
 from skyfleet.envs import registry
 from skyfleet.errors import CheckpointError, ConfigError, ModelError
 from skyfleet.learner.learner import StepReport
 from skyfleet.learner.single_device import SingleDeviceLearner
-from skyfleet.trainer.resuming import KEYS_MUTABLE_ON_RESUME
+from skyfleet.trainer.resuming import KEYS_MUTABLE_ON_RESUME, check_startable
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trajectories.index import list_file_entries
@@ -203,12 +206,35 @@ async def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     assert [row["step"] for row in rows(tmp_path)] == [0, 1, 2]
 
 
-async def test_a_changed_configuration_is_not_resumed(straight: Path) -> None:
-    changed = small_config(straight, "trainer.policy.optimizer_config.lr=0.5")
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_a_changed_configuration_is_not_resumed_with_or_without_its_file(
+    straight: Path, tmp_path: Path, has_file: bool
+) -> None:
+    folder = straight if has_file else tmp_path / "copy"
+    if not has_file:
+        shutil.copytree(straight, folder)
+        (folder / "config.yaml").unlink()
+        assert check_startable(small_config(folder, "trainer.max_training_steps=4")) is not None
+    changed = small_config(folder, "trainer.policy.optimizer_config.lr=0.5")
     with pytest.raises(
         ConfigError, match=r"started with trainer.policy.optimizer_config.lr=0.01 and"
     ):
         await run_training(changed)
+    if not has_file:
+        forget_state(folder, "config")  # as in checkpoints of earlier versions
+        assert check_startable(changed) is not None
+
+
+def forget_state(folder: Path, *names: str) -> None:
+    """Remove fields from the trainer's state in the newest checkpoint."""
+    saved = find_checkpoint(folder / "checkpoints", "latest")
+    assert saved is not None
+    path = saved.folder / "trainer" / "state.json"
+    state = {key: value for key, value in json.loads(path.read_text()).items() if key not in names}
+    path.write_text(json.dumps(state))
+    files = {**saved.manifest.files, "trainer/state.json": FileRecord.of(path)}
+    manifest = saved.manifest.model_copy(update={"files": files})
+    (saved.folder / "manifest.json").write_text(manifest.model_dump_json())
 
 
 async def test_two_runs_do_not_share_a_folder(straight: Path) -> None:

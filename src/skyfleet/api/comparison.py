@@ -205,8 +205,11 @@ def compare_reports(
             notes.append(f"{error}.")
         else:
             notes += _find_other_differences(before, after, sets[-1])
-    if left_out := sum(comparison.overall.n_left_out for comparison in sets):
+    changed = sum(comparison.overall.n_changed for comparison in sets)
+    if left_out := sum(comparison.overall.n_left_out for comparison in sets) - changed:
         notes.append(f"Excluded, because they are not graded on both sides: {left_out} tasks.")
+    if changed:
+        notes.append(f"Excluded, because their content differs on both sides: {changed} tasks.")
     return Comparison(sets, notes)
 
 
@@ -238,6 +241,12 @@ def _find_other_differences(
     if before.agent_info and after.agent_info:
         for difference in differences(before.agent_info, after.agent_info):
             yield f"{comparison.name}: {difference}."
+    codes = before.grading_code, after.grading_code
+    if codes[0] and codes[1] and not codes[0].is_comparable(codes[1]):
+        yield (
+            f"{comparison.name}: graded under {codes[0].python} and {codes[1].python}, so whether "
+            "the code that grades is the same is not known."
+        )
     if uneven := comparison.overall.n_uneven:
         yield (
             f"{comparison.name}: {uneven} of {comparison.overall.n_tasks} tasks have more attempts "

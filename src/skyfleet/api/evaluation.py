@@ -13,7 +13,7 @@ from skyfleet.api.arguments import check_arguments, show_arguments
 from skyfleet.api.background import CallbackTasks, run_sync
 from skyfleet.api.comparison import Evaluation
 from skyfleet.api.config import ConfigLike
-from skyfleet.api.envs import resolve_env
+from skyfleet.api.envs import ResolvedEnv, resolve_env
 from skyfleet.api.settings import Sampling, check_sampling
 from skyfleet.api.tasks import DEFAULT_ENV_KEY, as_task, load_given_tasks
 from skyfleet.api.trajectories import Trajectory
@@ -122,14 +122,14 @@ async def evaluate_set(
         model, resolved, loaded, sampling, arguments.get("config"), keys, where="sf.evaluate"
     )
     async with playing as opened:
-        return await _evaluate(loaded, opened, arguments)
+        return await _evaluate(loaded, resolved, opened, arguments)
 
 
 async def _evaluate(
-    tasks: Sequence[Task], opened: OpenedAgent, arguments: EvaluateArguments
+    tasks: Sequence[Task], env: ResolvedEnv, opened: OpenedAgent, arguments: EvaluateArguments
 ) -> Evaluation:
     from skyfleet.config.warnings import warn_greedy_evaluation
-    from skyfleet.envs.registry import is_remote_env
+    from skyfleet.envs.registry import find_run_code, is_remote_env
     from skyfleet.evaluation.baselines import measure_baselines
     from skyfleet.evaluation.evaluate import evaluate as run_evaluation
     from skyfleet.evaluation.report import save_report
@@ -168,6 +168,7 @@ async def _evaluate(
             baselines=baselines,
             pass_threshold=threshold,
             agent_info=opened.info,
+            grading_code=find_run_code(config, env.open_env),
             on_finished=keep,
         )
         await callbacks.settle()

@@ -60,12 +60,18 @@ def load_config_file(path: str | Path, overrides: Sequence[str] = ()) -> RunConf
 
 def load_recorded_config(path: str | Path) -> RunConfig:
     """Load the config.yaml of a run to read it: secrets may be redacted and variables unset."""
-    problems: list[str] = []
-    given = parsing.parse_yaml(_read_text(path), problems)
+    text = _read_text(path)
     try:
-        return _build_config(given, problems, is_record=True)
+        return parse_recorded_config(text)
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
+
+
+def parse_recorded_config(text: str) -> RunConfig:
+    """As `load_recorded_config`, from the text of the file."""
+    problems: list[str] = []
+    given = parsing.parse_yaml(text, problems)
+    return _build_config(given, problems, is_record=True)
 
 
 def config_from_python(

@@ -91,6 +91,7 @@ class MovableFactory:
     ) -> None:
         """`source` is what a worker process makes the factory of: `module:name` or an object."""
         self._open_env, self._source = open_env, source
+        self.__wrapped__ = open_env
         self._record = record or _FactoryRecord()
 
     async def __call__(self, task: Task) -> Env:

@@ -15,6 +15,7 @@ from skyfleet.config.redaction import reject_missing_secrets
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.context_env import with_context_tools
 from skyfleet.envs.env import Env, EnvFactory
+from skyfleet.envs.grading_code import GradingCode, find_grading_code
 from skyfleet.envs.python_env import as_env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
@@ -61,6 +62,21 @@ def env_factory(config: RunConfig) -> EnvFactory:
         return await factory(task)
 
     return open_env
+
+
+def find_run_code(config: RunConfig, open_env: EnvFactory | None) -> GradingCode | None:
+    """The user's code that plays and grades: that of `open_env`, or what the configuration names."""
+    if open_env is not None:
+        return find_grading_code(open_env)
+    environment = config.environment
+    classes = [environment.env_class, *environment.env_classes.values()]
+    named = [name for name in classes if ":" in name]
+    named += [world for world in environment.worlds if ":" in world]
+    if "mcp" in classes and environment.mcp.reward is not None:
+        named.append(environment.mcp.reward)
+    if "skyrl_gym" in classes and ":" in (environment.skyrl_gym.env_id or ""):
+        named.append(environment.skyrl_gym.env_id or "")
+    return find_grading_code(*(import_named(name, key="environment") for name in named))
 
 
 def check_task_classes(config: RunConfig, tasks: Iterable[Task]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from statistics import fmean
 
+from skyfleet.envs.grading_code import describe_changes
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
@@ -42,16 +43,25 @@ class Pair:
 
 
 def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
-    """Pair the tasks that are graded in both reports; raise TaskError if there is none."""
+    """Pair the tasks that are graded and the same in both reports; raise TaskError if none is."""
     if before.pass_threshold != after.pass_threshold:
         raise TaskError(
             f"{before.name!r} at step {before.step} has pass threshold {before.pass_threshold:g} "
             f"and {after.name!r} at step {after.step} has {after.pass_threshold:g}; "
             "evaluate both with the same threshold"
         )
+    check_same_code([before, after])
     common = sorted(before.outcomes.keys() & after.outcomes.keys())
     both = [(before.outcomes[task_key], after.outcomes[task_key]) for task_key in common]
     both = [(one, other) for one, other in both if one.rewards and other.rewards]
+    n_graded = len(both)
+    both = [(one, other) for one, other in both if one.is_same_task(other)]
+    if n_graded and not both:
+        raise TaskError(
+            f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
+            f"no task in common: all {n_graded} with the same key have another content; evaluate "
+            "both on the same tasks"
+        )
     if not both:
         raise TaskError(
             f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
@@ -61,6 +71,18 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
     counts = [(o.successes, o.attempts) for pair in both for o in pair]
     rng = Random(f"{common}{counts}")
     return [_pair(one, other, rng) for one, other in both]
+
+
+def check_same_code(reports: Sequence[EvalReport]) -> None:
+    """TaskError if different code graded the reports: a difference would not be the policy's."""
+    for other in reports[1:]:
+        if changed := reports[0].find_changed_code(other):
+            first = reports[0]
+            raise TaskError(
+                f"{first.name!r} at step {first.step} and {other.name!r} at step {other.step} were "
+                f"played and graded by different code ({describe_changes(changed)}), so there is no "
+                "verdict; evaluate both with the same code, for a training run in a new folder"
+            )
 
 
 def difference_and_p(pairs: Sequence[Pair]) -> tuple[float, float]:
@@ -126,7 +148,7 @@ class Change:
     n_tasks: int
     """Tasks graded in both reports; only these are compared."""
     n_left_out: int
-    """Tasks that are ungraded in a report, or in one report only."""
+    """Tasks that are ungraded or changed in a report, or in one report only."""
     before: float
     after: float
     difference: float
@@ -144,6 +166,8 @@ class Change:
     """The largest number of tested attempts per task."""
     n_uneven: int = 0
     """Tasks with more attempts in one report, which the test samples down."""
+    n_changed: int = 0
+    """Tasks among those left out that have another content in the other report."""
 
     @property
     def rollouts_needed(self) -> int | None:
@@ -181,12 +205,20 @@ def compare(before: EvalReport, after: EvalReport) -> Comparison:
     tasks = {**after.outcomes, **before.outcomes}
     left_out = Counter(outcome.env_key for outcome in tasks.values())
     left_out.subtract(pair.env_key for pair in pairs)
-    changes = {env_key: _change(by_env[env_key], left_out[env_key]) for env_key in sorted(by_env)}
+    changed = Counter(
+        outcome.env_key
+        for task_key, outcome in before.outcomes.items()
+        if task_key in after.outcomes and not outcome.is_same_task(after.outcomes[task_key])
+    )
+    changes = {
+        env_key: _change(by_env[env_key], left_out[env_key], changed[env_key])
+        for env_key in sorted(by_env)
+    }
     return Comparison(
         name=after.name,
         step_before=before.step,
         step_after=after.step,
-        overall=_change(pairs, left_out.total()),
+        overall=_change(pairs, left_out.total(), changed.total()),
         by_env=correct_p_values(changes),
     )
 
@@ -200,7 +232,17 @@ def correct_p_values(changes: Mapping[str, Change]) -> dict[str, Change]:
     }
 
 
-def _change(pairs: Sequence[Pair], n_left_out: int) -> Change:
+def describe_left_out(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """One sentence per reason for which tasks are not in a comparison."""
+    changed = sum(comparison.overall.n_changed for comparison in comparisons)
+    left_out = sum(comparison.overall.n_left_out for comparison in comparisons)
+    if ungraded := left_out - changed:
+        yield f"Tasks left out because they are not graded both before and after: {ungraded}."
+    if changed:
+        yield f"Tasks left out because their content differs before and after: {changed}."
+
+
+def _change(pairs: Sequence[Pair], n_left_out: int, n_changed: int) -> Change:
     difference, p_value = difference_and_p(pairs)
     attempts = max(pair.attempts for pair in pairs)
     discordance = max(fmean(pair.tested**2 for pair in pairs), difference**2)
@@ -219,4 +261,5 @@ def _change(pairs: Sequence[Pair], n_left_out: int) -> Change:
         else None,
         attempts=attempts,
         n_uneven=sum(pair.uneven for pair in pairs),
+        n_changed=n_changed,
     )

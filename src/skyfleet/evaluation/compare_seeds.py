@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from skyfleet.errors import TaskError
-from skyfleet.evaluation.compare import Change, compare
+from skyfleet.evaluation.compare import Change, check_same_code, compare
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import EnvScore, TaskOutcome
 from skyfleet.metrics.intervals import Interval
@@ -108,13 +108,15 @@ def _widen(one: Interval, other: Interval, *, lowest: float) -> Interval:
 
 
 def _find_common_tasks(sides: Sequence[Reports]) -> list[str]:
-    """The keys of the tasks that are graded in every report."""
+    """The keys of the tasks that are graded, with the same content, in every report."""
     reports = [report for side in sides for report in side.values()]
     thresholds = sorted({report.pass_threshold for report in reports})
     if len(thresholds) > 1:
         raise TaskError(f"the pass thresholds differ: {thresholds}; evaluate with the same one")
+    check_same_code(reports)
     graded = [{key for key, one in report.outcomes.items() if one.rewards} for report in reports]
     common = sorted(set.intersection(*graded)) if graded else []
+    common = [key for key in common if _has_one_content(key, reports)]
     if not common:
         name = reports[0].name if reports else "the set"
         raise TaskError(
@@ -122,6 +124,11 @@ def _find_common_tasks(sides: Sequence[Reports]) -> list[str]:
             "evaluate all runs on the same tasks"
         )
     return common
+
+
+def _has_one_content(key: str, reports: Sequence[EvalReport]) -> bool:
+    hashes = {report.outcomes[key].content_hash for report in reports}
+    return len(hashes - {None}) <= 1
 
 
 def _count_tasks(sides: Sequence[Reports]) -> int:

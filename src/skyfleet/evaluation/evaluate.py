@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.grading_code import GradingCode
 from skyfleet.errors import NothingGradedError
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline
@@ -67,6 +68,7 @@ async def evaluate(
     baselines: Mapping[str, Baseline] | None = None,
     pass_threshold: float = PASS_THRESHOLD,
     agent_info: AgentInfo | None = None,
+    grading_code: GradingCode | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
     tracer: RolloutTracer | None = None,
 ) -> tuple[EvalReport, list[Group]]:
@@ -93,5 +95,6 @@ async def evaluate(
         baselines=baselines,
         pass_threshold=pass_threshold,
         agent_info=agent_info,
+        grading_code=grading_code,
     )
     return report, groups

@@ -46,10 +46,12 @@ class ModelSelection:
 def select_best_step(reports: Sequence[EvalReport], *, alpha: float = ALPHA) -> ModelSelection:
     """Select the best step from the reports of one set, in the order of their steps.
 
-    Skips reports without a grade and reports that share no graded task with the incumbent. A later
-    report never changes the result of an earlier comparison, so it can be called after each one.
+    Skips reports without a grade, reports that share no graded task with the incumbent, and reports
+    graded by other code than the last one. A later report of the same code never changes the result of
+    an earlier comparison, so it can be called after each one.
     """
     graded = [r for r in reports if any(outcome.rewards for outcome in r.outcomes.values())]
+    graded = [report for report in graded if not report.find_changed_code(graded[-1])]
     if not graded:
         raise TaskError(
             f"none of {len(reports)} reports has a graded task; evaluate again and see why grading "

@@ -19,12 +19,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
+from skyfleet.envs.grading_code import GradingCode
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.agent_info import AgentInfo, differences
 from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.rollout_metrics import metric_key, signal_metrics
 from skyfleet.storage.local import make_folder, write_atomically
+from skyfleet.tasks.content_hash import hash_content
 from skyfleet.tasks.task import Task
 from skyfleet.trajectories.archive import EpisodeWriter, eval_path, write_groups
 from skyfleet.trajectories.records import RecordError
@@ -55,6 +57,8 @@ class EvalReport:
     # The alias keeps the key of reports on disk, whatever the attribute is called.
     agent_info: Annotated[AgentInfo | None, Field(alias="played_by")] = None
     """None in reports of older versions."""
+    grading_code: GradingCode | None = None
+    """The user's code that played and graded; None in reports of older versions."""
 
     @classmethod
     def from_groups(
@@ -68,18 +72,22 @@ class EvalReport:
         baselines: Mapping[str, Baseline] | None = None,
         pass_threshold: float = PASS_THRESHOLD,
         agent_info: AgentInfo | None = None,
+        grading_code: GradingCode | None = None,
     ) -> EvalReport:
         """Score the groups; groups with the same task key count as one task.
 
-        `tasks` provide the difficulties, `trained_envs` the environments the policy trained on.
+        `tasks` provide difficulties and content hashes, `trained_envs` the environments the policy trained on.
         """
-        difficulties = {task.key: task.difficulty for task in tasks}
+        by_key = {task.key: task for task in tasks}
         by_task: dict[str, list[Group]] = defaultdict(list)
         for group in groups:
             by_task[group.task_key].append(group)
         outcomes = {
             task_key: TaskOutcome.from_groups(
-                task_groups, pass_threshold=pass_threshold, difficulty=difficulties.get(task_key)
+                task_groups,
+                pass_threshold=pass_threshold,
+                difficulty=by_key[task_key].difficulty if task_key in by_key else None,
+                content_hash=hash_content(by_key[task_key]) if task_key in by_key else None,
             )
             for task_key, task_groups in sorted(by_task.items())
         }
@@ -102,6 +110,7 @@ class EvalReport:
             baselines=baselines or {},
             pass_threshold=pass_threshold,
             agent_info=agent_info,
+            grading_code=grading_code,
         )
 
     def metrics(self, prefix: str = MAIN_PREFIX) -> dict[str, float]:
@@ -124,6 +133,12 @@ class EvalReport:
             for name, value in _score_metrics(self.by_env[env_key], outcomes).items():
                 metrics[metric_key(prefix, env_key, name)] = value
         return metrics
+
+    def find_changed_code(self, other: EvalReport) -> list[str]:
+        """Names in the code that played and graded which differ, as far as both reports say."""
+        if self.grading_code is None or other.grading_code is None:
+            return []
+        return self.grading_code.find_changes(other.grading_code)
 
     def to_json(self) -> str:
         return _ADAPTER.dump_json(self, indent=2, by_alias=True).decode()

@@ -29,10 +29,17 @@ class TaskOutcome:
     unknown: int = 0
     """The number of ungraded attempts."""
     difficulty: int | None = None
+    content_hash: str | None = None
+    """Of the task, see `hash_content`; None in reports of older versions."""
 
     @classmethod
     def from_groups(
-        cls, groups: Sequence[Group], *, pass_threshold: float, difficulty: int | None
+        cls,
+        groups: Sequence[Group],
+        *,
+        pass_threshold: float,
+        difficulty: int | None,
+        content_hash: str | None = None,
     ) -> TaskOutcome:
         """All groups must have the same task key."""
         attempts = [attempt for group in groups for attempt in group.trajectories]
@@ -43,6 +50,7 @@ class TaskOutcome:
             rewards=tuple(grade.reward for grade in grades),
             unknown=len(attempts) - len(grades),
             difficulty=difficulty,
+            content_hash=content_hash,
         )
 
     @property
@@ -53,6 +61,12 @@ class TaskOutcome:
     def success_rate(self) -> float:
         """Only defined if there is a graded attempt."""
         return self.successes / self.attempts
+
+    def is_same_task(self, other: TaskOutcome) -> bool:
+        """Whether the task had the same content, as far as both reports say."""
+        return None in (self.content_hash, other.content_hash) or (
+            self.content_hash == other.content_hash
+        )
 
     @property
     def difficulty_name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isinf
 
 from skyfleet.evaluation.baselines import Baseline
-from skyfleet.evaluation.compare import LEVEL, Change, Comparison, Verdict
+from skyfleet.evaluation.compare import LEVEL, Change, Comparison, Verdict, describe_left_out
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.terminal import sanitize
 
@@ -47,10 +47,8 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     Differences and their intervals are in percentage points.
     """
     table = _markdown(_HEADER, list(_rows(comparisons, _row)))
-    if left_out := sum(comparison.overall.n_left_out for comparison in comparisons):
-        table += (
-            f"\nTasks left out because they are not graded both before and after: {left_out}.\n"
-        )
+    for sentence in describe_left_out(comparisons):
+        table += f"\n{sentence}\n"
     if note := interval_note(comparisons):
         table += f"\n{note}\n"
     return table

@@ -131,13 +131,29 @@ def describe_sampler(
     }
 
 
+_KEYS = {
+    "batch_size": "trainer.train_batch_size",
+    "seed": "trainer.seed",
+    "min_per_env": "trainer.min_samples_per_env",
+}
+"""The configuration key of each setting in the sampler's state."""
+
+
 def check_identity(saved: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     for name, value in identity.items():
-        if saved.get(name) != value:
+        if saved.get(name) == value:
+            continue
+        if name == "tasks_sha256":
             raise CheckpointError(
-                f"the sampler was saved with {name}={saved.get(name)!r}, now it is {value!r}; "
-                "resume with the saved value, or start over with trainer.resume_mode=none"
+                "data.train_data (tasks= in Python) has other tasks than the run was started with: "
+                "keys were added, removed or renamed; resume with the same tasks, or train on these "
+                "in a new folder: another trainer.run_name (run_dir=)"
             )
+        raise CheckpointError(
+            f"the sampler was saved with {_KEYS.get(name, name)}={saved.get(name)!r}, now it is "
+            f"{value!r}; resume with the saved value, or train in a new folder: another "
+            "trainer.run_name (run_dir=)"
+        )
 
 
 def _rotate(queue: deque[int]) -> int:

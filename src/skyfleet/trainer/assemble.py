@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,10 +21,12 @@ from skyfleet.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
+from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.registry import check_task_classes, env_factory
+from skyfleet.envs.grading_code import GradingCode
+from skyfleet.envs.registry import check_task_classes, env_factory, find_run_code
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
@@ -61,6 +63,7 @@ from skyfleet.trainer.preflight import (
 from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
+from skyfleet.trainer.run_identity import check_code, hash_eval_sets, is_own_checkpoint
 from skyfleet.trainer.sft import collect_demonstrations
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
 from skyfleet.trainer.trackers import build_trackers
@@ -105,8 +108,13 @@ async def assemble(
     else:
         fitted = fit_training(config, model=given.model)
     fitted.log_changes()
-    fitted_settings, config = list_fitted_settings(config, fitted.config), fitted.config
+    fitted_settings, recorded = list_fitted_settings(config, fitted.config), dump_yaml(config)
+    config = fitted.config
     tasks = _load_tasks(config, given, on_progress)
+    resumes = is_own_checkpoint(checkpoint, Path(config.trainer.ckpt_path))
+    eval_sets = hash_eval_sets(state.eval_sets if resumes else {}, tasks.eval_sets)
+    grading_code = find_run_code(config, given.open_env)
+    code_changed = resumes and check_code(state.grading_code, grading_code)
     policy_folder = checkpoint.folder / "policy" if checkpoint else None
     on_progress(f"loading the policy: {policy_folder or config.trainer.policy.model.path}")
     if checkpoint:  # read again after the first episodes, which may change the working directory
@@ -146,7 +154,9 @@ async def assemble(
             load_checkpoint(checkpoint, parts)
             for engine in policy_client.engines:
                 engine.policy_version = learning.learner.policy_version
-        state.fitted_settings = fitted_settings
+        state.fitted_settings, state.config = fitted_settings, recorded
+        state.eval_sets = eval_sets
+        state.grading_code = asdict(grading_code) if grading_code else {}
         state.run_id = choose_run_id(state.run_id, checkpoint, Path(config.trainer.ckpt_path))
         run = _build_run(
             config,
@@ -158,9 +168,12 @@ async def assemble(
             await _connect_inference(config, policy_model, policy_client, learning, on_progress),
             given.callbacks,
             Journal.from_config(config, state.run_id, checkpoint),
+            grading_code,
             resume_step=state.logged_step if checkpoint else None,
             given_paths=given_paths or {},
         )
+        if code_changed:
+            run.journal.remove_after(state.step)  # these episodes have grades of the earlier code
         warm_start = replace(run.warm_start, demonstrations=demonstrations)
         return replace(run, warm_start=warm_start, locks=locks, opened=opened.pop_all())
 
@@ -260,6 +273,7 @@ def _build_run(
     inference: Inference,
     callbacks: Callbacks,
     journal: Journal,
+    grading_code: GradingCode | None,
     *,
     resume_step: int | None,
     given_paths: Mapping[str, Any],
@@ -316,6 +330,7 @@ def _build_run(
             policy_client,
             tasks.eval_sets,
             open_env=open_env,
+            grading_code=grading_code,
             trained_envs=tasks.trained_envs,
             console=console,
             verify=inference.verify,

@@ -9,6 +9,7 @@ from pathlib import Path
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_sampling_params
 from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.grading_code import GradingCode
 from skyfleet.envs.registry import is_remote_env
 from skyfleet.evaluation.agent_info import AgentInfo
 from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
@@ -47,6 +48,7 @@ class Evaluator:
     open_env: EnvFactory
     agent: AgentFactory
     agent_info: AgentInfo
+    grading_code: GradingCode | None
     limits: Limits
     n_samples: int
     max_concurrent: int
@@ -71,6 +73,7 @@ class Evaluator:
         sets: Mapping[str, Sequence[Task]],
         *,
         open_env: EnvFactory,
+        grading_code: GradingCode | None,
         trained_envs: Collection[str],
         console: ConsoleTracker,
         verify: Callable[[], Awaitable[None]],
@@ -89,6 +92,7 @@ class Evaluator:
                 temperature=sampling.temperature,
                 max_turns=generator.max_turns,
             ),
+            grading_code=grading_code,
             limits=build_limits(config),
             n_samples=generator.eval_n_samples_per_prompt,
             max_concurrent=generator.max_num_seqs,
@@ -141,6 +145,7 @@ class Evaluator:
                 trained_envs=self.trained_envs,
                 baselines=baselines,
                 agent_info=self.agent_info,
+                grading_code=self.grading_code,
                 on_finished=store,
                 tracer=self.tracer and self.tracer.bind(set=name, step=step),
             )

@@ -23,6 +23,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError
 from skyfleet.storage.local import sync_folder
 from skyfleet.tasks.task import Task
+from skyfleet.trainer.run_identity import is_own_checkpoint
 from skyfleet.trajectories.journal_segment import (
     JournalRecord,
     Place,
@@ -219,7 +220,7 @@ def choose_run_id(saved: str, checkpoint: Checkpoint | None, checkpoints: Path) 
     """
     if checkpoint is None:
         return uuid4().hex
-    if saved and checkpoint.folder.resolve().parent == checkpoints.resolve():
+    if saved and is_own_checkpoint(checkpoint, checkpoints):
         return saved
     origin = f"{checkpoints.resolve()} {checkpoint.manifest.model_dump_json()}"
     return hashlib.sha256(origin.encode()).hexdigest()[:32]

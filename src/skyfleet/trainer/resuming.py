@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +21,7 @@ from skyfleet.checkpoints.resume import (
 )
 from skyfleet.checkpoints.saving import sweep_checkpoints
 from skyfleet.config.keys import diff
-from skyfleet.config.loading import load_recorded_config
+from skyfleet.config.loading import load_recorded_config, parse_recorded_config
 from skyfleet.config.redaction import differs_in_secrets_only
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
@@ -200,7 +201,23 @@ def find_resume_checkpoint(config: RunConfig) -> Checkpoint | None:
     found = _find_own_checkpoint(config)
     if found is None:
         _reject_rows_without_checkpoint(config)
+    elif not (Path(config.trainer.run_path) / CONFIG).exists():
+        _reject_changes_of_checkpoint(found, config)
     return found
+
+
+def _reject_changes_of_checkpoint(checkpoint: Checkpoint, config: RunConfig) -> None:
+    """For a run folder without config.yaml: the checkpoint holds it, except in earlier versions."""
+    path = checkpoint.folder / "trainer" / "state.json"
+    # Not through TrainerState, whose module imports torch.
+    recorded = json.loads(path.read_text()).get("config") if path.exists() else None
+    if recorded:
+        _reject_changes(
+            parse_recorded_config(recorded),
+            config,
+            str(checkpoint.folder),
+            exempt=(*_PATH_KEYS, "trainer.run_name"),
+        )
 
 
 def describe_start(config: RunConfig, checkpoint: Checkpoint | None) -> str | None:

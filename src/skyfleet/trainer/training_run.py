@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLAN_TABLE = "plan.md"
+PLAN_TABLE, RESULTS = "plan.md", "results.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +164,8 @@ def conclude(run: Run) -> TrainingOutcome:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
         write_atomically(run.folder / RESULTS, table)
+    else:  # those of an earlier end of this run would be taken for its results
+        (run.folder / RESULTS).unlink(missing_ok=True)
     record_usage(
         run.folder,
         from_step=run.first_step,
@@ -190,7 +192,7 @@ def _compare_set(run: Run, name: str) -> Comparison | None:
         return None
     try:
         return compare(before, after)
-    except TaskError as error:  # no task is graded in both; the other sets still count
+    except TaskError as error:  # no task in common, or graded by other code
         run.console.note(f"{name} is not in the table: {error}")
         return None
 

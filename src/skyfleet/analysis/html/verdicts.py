@@ -200,7 +200,8 @@ def _comparison_table(compared: ComparisonTable) -> Html:
     if not rows:
         return tag("h3", compared.caption)
     half_width = max(round_range(abs(end) for _, _, change in rows for end in change.interval))
-    left_out = sum(comparison.overall.n_left_out for comparison in compared.comparisons)
+    changed = sum(comparison.overall.n_changed for comparison in compared.comparisons)
+    left_out = sum(comparison.overall.n_left_out for comparison in compared.comparisons) - changed
     return join(
         table(
             compared.caption,
@@ -210,6 +211,9 @@ def _comparison_table(compared: ComparisonTable) -> Html:
         ),
         note(f"{count(left_out)} tasks that are not graded on both sides are left out.")
         if left_out
+        else None,
+        note(f"{count(changed)} tasks whose content differs on both sides are left out.")
+        if changed
         else None,
         note(text) if (text := interval_note(compared.comparisons)) else None,
     )
