@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PLAN_TABLE, RESULTS = "plan.md", "results.md"
+PLAN_TABLE = "plan.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
