@@ -21,7 +21,8 @@ _CHANGING_METHODS = {
     *("popleft", "remove", "setdefault", "sort", "update"),
 }
 _CO_HAS_DOCSTRING = 0x4000000
-"""Set from Python 3.13 on; before, the first constant of a function is its docstring or None."""
+"""Set from Python 3.14 on, so in 3.13 docstrings count; before, the first constant of a function is its
+docstring or None."""
 
 
 @dataclass(slots=True)
