@@ -102,7 +102,7 @@ def test_a_run_without_steps_has_an_entry(run: Path, tmp_path: Path) -> None:
     new.mkdir()
     (new / "config.yaml").write_text((run / "config.yaml").read_text())
     found = sections(experiment_entry(open_run(new)))
-    assert found["Results"].strip() == "Not evaluated at two steps."
+    assert found["Results"].strip() == "Not evaluated at two steps that can be compared."
     assert found["What to do next"].strip() == "No suggestions."
 
 

@@ -166,12 +166,18 @@ def make_closure(least: int) -> Callable[..., float]:
 
 
 class Grader:
-    def __init__(self, least: int) -> None:
-        self.least, self.n_calls = least, least
+    def __init__(self, least: int, folder: str = "") -> None:
+        self.least, self.n_calls, self.folder = least, least, folder
 
     def __call__(self, answer: str) -> float:
         self.n_calls += 1
+        return self.grade(answer)
+
+    def grade(self, answer: str) -> float:
         return score(answer, self.least)
+
+    def save(self) -> str:
+        return self.folder
 
 
 @pytest.mark.parametrize("reward", [by_global, by_import, by_package, by_name])
@@ -190,6 +196,8 @@ def test_closures_partials_and_callable_objects_are_compared_by_their_values(
 ) -> None:
     assert hash_given(make(1)) == hash_given(make(1)) != hash_given(make(2))
     grader = Grader(1)
+    assert hash_given(grader.grade) != hash_given(Grader(2).grade)
+    assert hash_given(grader.grade) == hash_given(Grader(1, folder="other").grade)
     before = hash_given(grader)
     grader("answer")
     assert hash_given(grader) == before

@@ -202,7 +202,7 @@ def list_places(folder: Path) -> dict[str, list[Place]]:
 
 def test_a_killed_run_plays_only_unfinished_episodes_and_learns_each_once(tmp_path: Path) -> None:
     """Killed within the rollouts of step 2, and after them."""
-    straight = Watched(tmp_path / "straight", copy_after=(13, 16))
+    straight = Watched(tmp_path / "straight", copy_after=(13, 16, 17))
     straight.run()
     assert straight.n_finished == 3 * N_EPISODES
     places = list_places(straight.folder)
@@ -224,6 +224,11 @@ def test_a_killed_run_plays_only_unfinished_episodes_and_learns_each_once(tmp_pa
         list_episodes(killed)["step_000002.jsonl.gz"]
         == (list_episodes(straight.folder)["step_000002.jsonl.gz"])
     )
+
+    # Episodes that were graded by other code are played again.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UncertainWorld, "grade", MoodyWorld.grade)
+        assert resume(straight.copies[17], straight.folder).n_opened == 3 * N_EPISODES
 
 
 async def grade_nothing(world: MoodyWorld) -> Grade:

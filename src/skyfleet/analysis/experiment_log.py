@@ -23,7 +23,7 @@ from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.records import RecordError
 from skyfleet.trajectories.trajectory import Trajectory
 
-_ONE_STEP = "Not evaluated at two steps."
+_ONE_STEP = "Not evaluated at two steps that can be compared."
 _NOT_RECORDED = "Not recorded: the run was imported from dumps, which only contain episodes."
 
 
@@ -101,7 +101,7 @@ def _evaluations(entries: Sequence[Entry]) -> dict[str, dict[int, list[Entry]]]:
 def _comparisons(run: RunFolder) -> list[Comparison]:
     comparisons = []
     for by_step in run.reports().values():
-        # A set without a task graded at both steps has no row.
+        # A set without a task graded at both steps, or graded by different code, has no row.
         with suppress(TaskError):
             if len(by_step) > 1:
                 comparisons.append(compare(by_step[min(by_step)], by_step[max(by_step)]))

@@ -222,9 +222,16 @@ def diff(a: RunConfig, b: RunConfig) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def dump_yaml(config: RunConfig) -> str:
-    """YAML that loads as the same configuration, except for secrets; see `config.redaction`."""
-    text: str = yaml.safe_dump(redact_config(config), sort_keys=False, allow_unicode=True)
+def dump_yaml(config: RunConfig, *, without: Iterable[str] = ()) -> str:
+    """YAML that loads as the same configuration, except for secrets; see `config.redaction`.
+
+    `without` are keys to leave out, such as `trainer.run_path`.
+    """
+    values = redact_config(config)
+    for key in without:
+        section, _, name = key.partition(".")
+        values[section].pop(name)
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
 

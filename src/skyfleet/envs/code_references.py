@@ -21,13 +21,16 @@ _CHANGING_METHODS = {
     *("popleft", "remove", "setdefault", "sort", "update"),
 }
 _CO_HAS_DOCSTRING = 0x4000000
-"""Set from Python 3.13 on; before, the first constant of a function is its docstring or None."""
+"""Set from Python 3.14 on, so in 3.13 docstrings count; before, the first constant of a function is its
+docstring or None."""
 
 
 @dataclass(slots=True)
 class References:
     names: set[tuple[str, ...]] = field(default_factory=set)
     """Global names with the attributes that are read of them: (graders, grade)."""
+    attributes: set[str] = field(default_factory=set)
+    """Attributes that are read, of whatever object."""
     imports: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
     """Modules that the code imports itself, with the attributes that are read of them."""
     changed_variables: set[str] = field(default_factory=set)
@@ -90,6 +93,7 @@ def _read(instructions: Sequence[dis.Instruction], found: References) -> None:
     for at, instruction in enumerate(instructions):
         name, value = instruction.opname, instruction.argval
         if name in _LOADS_ATTRIBUTE:
+            found.attributes.add(value)
             if value in _CHANGING_METHODS:
                 _note_change(instructions[at - 1], found)
             path = (*path, value) if path else ()

@@ -61,6 +61,7 @@ from skyfleet.trainer.preflight import (
     find_training_warnings,
 )
 from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
+from skyfleet.trainer.resuming import PLACE_KEYS
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.run_identity import check_code, hash_eval_sets, is_own_checkpoint
@@ -108,8 +109,8 @@ async def assemble(
     else:
         fitted = fit_training(config, model=given.model)
     fitted.log_changes()
-    fitted_settings, recorded = list_fitted_settings(config, fitted.config), dump_yaml(config)
-    config = fitted.config
+    fitted_settings = list_fitted_settings(config, fitted.config)
+    recorded, config = dump_yaml(config, without=PLACE_KEYS), fitted.config
     tasks = _load_tasks(config, given, on_progress)
     resumes = is_own_checkpoint(checkpoint, Path(config.trainer.ckpt_path))
     eval_sets = hash_eval_sets(state.eval_sets if resumes else {}, tasks.eval_sets)

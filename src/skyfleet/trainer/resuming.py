@@ -103,6 +103,8 @@ KEYS_MUTABLE_ON_RESUME = (
 
 _PATH_KEYS = ("trainer.run_path", "trainer.ckpt_path", "trainer.export_path")
 """Differ on another machine."""
+PLACE_KEYS = (*_PATH_KEYS, "trainer.run_name")
+"""Not in the configuration that a checkpoint holds, because its folder may be moved."""
 
 
 def hold_run_folders(
@@ -216,7 +218,7 @@ def _reject_changes_of_checkpoint(checkpoint: Checkpoint, config: RunConfig) -> 
             parse_recorded_config(recorded),
             config,
             str(checkpoint.folder),
-            exempt=(*_PATH_KEYS, "trainer.run_name"),
+            exempt=PLACE_KEYS,
         )
 
 

@@ -60,7 +60,7 @@ class TrainerState:
     sent_alerts: dict[str, Any] = field(default_factory=dict)
     """By receiver: its thread and the alerts that it has, for a run that resumes elsewhere."""
     config: str = ""
-    """The text of config.yaml, for a run that has lost the file; empty in earlier versions."""
+    """config.yaml without paths, for a run that has lost the file; empty in earlier versions."""
     eval_sets: dict[str, str] = field(default_factory=dict)
     """The hash of each evaluation set by name; empty in checkpoints of earlier versions."""
     grading_code: dict[str, Any] = field(default_factory=dict)
