@@ -54,21 +54,29 @@ def test_a_call_whose_event_loop_died_says_why_and_the_next_one_gets_another() -
 
 
 FORKED = """
-import os
+import asyncio, os
 from skyfleet.api.background import run_sync
+from skyfleet.envs.env_thread import EnvThread
 
-async def fork():
+def fork():
     child = os.fork()
     if child:
-        print(os.waitpid(child, 0)[1])
+        print(os.waitpid(child, 0)[1], flush=True)
     return "parent" if child else "child"
 
-print(run_sync(fork()))
+async def fork_in_loop():
+    return fork()
+
+async def fork_in_thread():
+    return await EnvThread("env", asyncio.Semaphore(1)).call(fork)
+
+print(run_sync(fork_in_loop()), flush=True)
+print(run_sync(fork_in_thread()))
 """
 
 
-def test_a_forked_process_that_returns_into_the_event_loop_ends() -> None:
+def test_a_forked_process_that_returns_into_skyfleet_ends() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=50, check=False
     )
-    assert done.stdout == "0\nparent\n", done.stderr
+    assert done.stdout == "0\nparent\n" * 2, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -84,6 +85,7 @@ class EnvThread:
         return self._latest
 
     def _serve(self) -> None:
+        process = os.getpid()
         while True:
             try:
                 item = self._calls.get()
@@ -92,6 +94,8 @@ class EnvThread:
                 self._run(*item)
             except EnvInterrupt:  # it came when the call had just returned
                 self._running = None
+            if os.getpid() != process:  # the call forked, and this is the child
+                os._exit(0)
 
     def _run(self, future: Future[Any], call: Callable[[], Any]) -> None:
         if not future.set_running_or_notify_cancel():
