@@ -105,11 +105,11 @@ def test_an_interrupt_keeps_the_finished_episodes(
 ) -> None:
     finished: list[Trajectory] = []
 
-    async def interrupt_third(task: Task, *rest: Any, sample: int) -> Trajectory:
+    async def interrupt_third(task: Task, *rest: Any, **options: Any) -> Trajectory:
         if len(finished) == 2:
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(10)
-        finished.append(await run_episode(task, *rest, sample=sample))
+        finished.append(await run_episode(task, *rest, **options))
         return finished[-1]
 
     # A process started in the background ignores SIGINT, and asyncio does not change that.

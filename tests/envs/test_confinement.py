@@ -99,7 +99,11 @@ CLI = "import sys; from skyfleet.cli.main import main; sys.exit(main())"
 
 @pytest.mark.parametrize(
     "command",
-    ["validate", "validate --dry-run", pytest.param("train --dry-run", marks=pytest.mark.slow)],
+    [
+        "validate",
+        "validate --dry-run",
+        pytest.param("train --dry-run", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_commands_refuse_before_they_start(tmp_path: Path, command: str) -> None:
     tasks = generate_world_tasks("github", split="all", count=2)
