@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from benchmarks.loopback_checks import (
     check_secrets,
     check_thread,
     read_lost_run,
+    read_recorded,
 )
 from benchmarks.loopback_machine import (
     ROOT,
@@ -87,6 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers end too
     folder = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     checks = Checks()
@@ -207,7 +210,7 @@ def using(machine: Machine, *, reuse: bool) -> Iterator[None]:
 
 def set_up(machine: Machine, dataset: bytes, checks: Checks) -> None:
     command = start(machine, machine.task.setup)
-    checks.check(command.wait() == 0, "set-up ended with code 0")
+    end(command, "set-up", checks)
     manifest = json.loads((machine.workdir / "data/fleet/tool_use/manifest.json").read_text())
     checks.check(
         manifest["source_sha256"] == hashlib.sha256(dataset).hexdigest(),
@@ -225,12 +228,12 @@ def lose_machine(
     journal = folder / "journal" / f"step_{KILLED_STEP:06d}.jsonl"
     wait_until(lambda: count_lines(journal) > 0, f"step {KILLED_STEP}", process)
     machine.kill_trainer()
-    n_recorded = count_lines(journal)
-    print(f"  SIGKILL to the trainer: {n_recorded} episodes of step {KILLED_STEP} are recorded")
+    recorded = read_recorded(journal)
+    print(f"  SIGKILL to the trainer: {len(recorded)} episodes of step {KILLED_STEP} are recorded")
     found = wait_for_line(command, rf"step {KILLED_STEP}: (\d+) rollouts from the journal, (\d+)")
     restored, played = int(found[1]), int(found[2])
     checks.check(
-        n_recorded <= restored and restored + played == N_TASKS * N_SAMPLES,
+        restored == len(recorded) and restored + played == N_TASKS * N_SAMPLES,
         f"run.sh started it again: {restored} episodes from the journal, {played} played",
     )
     restarted = int(wait_for_line(command, rf"resuming {run_name} at step (\d+)")[1])
@@ -244,27 +247,28 @@ def lose_machine(
         process,
     )
     print(f"  SIGKILL to all {machine.kill()} processes of machine 1")
-    lost, newest = read_lost_run(folder), bucket.find_newest()
+    archive = journal.name.replace(".jsonl", ".jsonl.gz")
+    lost, newest = read_lost_run(folder, {archive: recorded}), bucket.find_newest()
     assert newest is not None
     checks.check(
         len(lost.rows) <= LAST_STEP, f"machine 1 had {len(lost.rows) - 1} of {LAST_STEP} steps"
     )
     write_object(join(bucket.step_address(LAST_STEP), "policy", "model.safetensors"), b"half")
-    print(f"  complete in the bucket: {sorted(bucket.list_complete_steps())}; a half-uploaded step")
-    print(f"  {LAST_STEP} is put beside them. The folder of machine 1 is removed.")
+    print(f"  complete in the bucket: {sorted(bucket.list_complete_steps())}")
+    print(f"  put beside them: a part of step {LAST_STEP}, as a cut upload leaves it")
+    print("  removed: all files of machine 1")
     return restarted, newest, lost
 
 
 def finish(machine: Machine, run_name: str, newest: int, checks: Checks) -> None:
     checks.check(not (machine.workdir / "runs").exists(), "machine 2 has no run folder")
     command = start(machine, machine.task.run, RUN_NAME="", RESUME_RUN_NAME=run_name)
-    code = command.wait()
+    end(command, "run", checks)
     resumed = re.search(rf"resuming {run_name} at step (\d+)", "\n".join(command.lines))
     checks.check(
         resumed is not None and int(resumed[1]) == newest,
         f"resumed at step {newest}, the newest complete one in the bucket",
     )
-    checks.check(code == 0, "run ended with code 0")
 
 
 def check_slack(
@@ -303,6 +307,12 @@ def analyze(desk: Path, address: str, checks: Checks) -> None:
 def start(machine: Machine, script: str, **variables: str) -> Command:
     print(f"  $ {script.strip()}")
     return machine.start(script, show, **variables)
+
+
+def end(command: Command, what: str, checks: Checks) -> None:
+    if code := command.wait():
+        raise SystemExit(f"loopback: {what} ended with code {code}")
+    checks.check(True, f"{what} ended with code 0")
 
 
 def show(line: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.storage.objects import join, list_objects, read_object
 from skyfleet.storage.transfer import hash_object
+from skyfleet.trajectories.journal_segment import read_segment
 
 TRAIN = "trajectories/train"
 ENDING = ".jsonl.gz"
@@ -39,11 +40,19 @@ class LostRun:
     rows: list[str]
     episodes: Mapping[str, str]
     """SHA-256 of the archive of every step."""
+    recorded: Mapping[str, Sequence[bytes]]
+    """The archive of the step in which the trainer was killed, and the episodes in the journal then."""
 
 
-def read_lost_run(folder: Path) -> LostRun:
+def read_recorded(journal: Path) -> list[bytes]:
+    """The finished episodes of a step, as the archive will store them."""
+    return [record.line for record in read_segment(journal, lambda _: None)]
+
+
+def read_lost_run(folder: Path, recorded: Mapping[str, Sequence[bytes]]) -> LostRun:
     archives = sorted((folder / TRAIN).glob(f"step_*{ENDING}"))
     return LostRun(
+        recorded=recorded,
         rows=(folder / "metrics.jsonl").read_text().splitlines(),
         episodes={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in archives},
     )
@@ -75,7 +84,9 @@ def check_checkpoints(
             found = hash_object(join(bucket.step_address(step), name))
             if (found.sha256, found.size_bytes) != (record.sha256, record.size_bytes):
                 wrong.append(f"{step}/{name}")
-    checks.check(not wrong, f"{n_files} files have the SHA-256 of their manifests {wrong or ''}")
+    checks.check(
+        not wrong, f"{n_files} files have the SHA-256 of their manifests {wrong or ''}".rstrip()
+    )
     names = [one.name for one in list_objects(bucket.address)]
     checks.check("owner.json" not in names, "owner.json is gone: no process uploads any more")
 
@@ -92,8 +103,10 @@ def check_episodes(
     archives = [one.name for one in list_objects(address) if one.name.endswith(ENDING)]
     places: Counter[tuple[str, str, int]] = Counter()
     sizes: Counter[str] = Counter()
+    lines: dict[str, list[bytes]] = {}
     for name in archives:
-        for line in gzip.decompress(read_object(join(address, name))).splitlines():
+        lines[name] = gzip.decompress(read_object(join(address, name))).splitlines()
+        for line in lines[name]:
             episode = json.loads(line)
             places[name, episode["task_key"], episode["sample"]] += 1
             sizes[name] += 1
@@ -108,6 +121,11 @@ def check_episodes(
         sorted(evaluations.values()) == [episodes_per_eval] * 2,
         f"{sum(evaluations.values())} episodes of {len(evaluations)} evaluations, none twice",
     )
+    for name, recorded in lost.recorded.items():
+        checks.check(
+            {*recorded} <= {*lines[f"{TRAIN}/{name}"]},
+            f"the {len(recorded)} episodes recorded before the kill were trained on as they were",
+        )
     kept = [f"step_{number:06d}{ENDING}" for number in range(1, step + 1)]
     same = [
         name
@@ -157,4 +175,6 @@ def check_secrets(checks: Checks, addresses: Sequence[str], secrets: Sequence[st
             data = gzip.decompress(data) if one.name.endswith(".gz") else data
             if any(secret.encode() in data for secret in secrets):
                 leaks.append(one.name)
-    checks.check(not leaks, f"none of {n_objects} objects contains a key or a token {leaks or ''}")
+    checks.check(
+        not leaks, f"none of {n_objects} objects contains a key or a token {leaks or ''}".rstrip()
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -118,7 +117,10 @@ class Machine:
         return command
 
     def kill_trainer(self) -> None:
-        os.kill(int((self.state / "trainer.pid").read_text()), signal.SIGKILL)
+        """SIGKILL; returns when it has ended."""
+        trainer = psutil.Process(int((self.state / "trainer.pid").read_text()))
+        trainer.kill()
+        trainer.wait(timeout=60)
 
     def list_processes(self) -> list[psutil.Process]:
         """All processes whose HOME is this machine's."""
