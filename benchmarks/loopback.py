@@ -14,15 +14,12 @@ import os
 import re
 import secrets
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
-from itertools import count
 from pathlib import Path
 
-import httpx
 from benchmarks.loopback_checks import (
     Checks,
     LostRun,
@@ -40,18 +37,18 @@ from benchmarks.loopback_machine import (
     Command,
     Machine,
     read_task,
-    serve,
     wait_until,
 )
-from tests.fakes.alert_server import AlertServer, serve_alerts
-from tests.fakes.rclone_server import find_free_port
+from benchmarks.loopback_servers import ENVS, KEYS, start_servers
+from benchmarks.loopback_transcript import print_title, run_command, run_skyfleet, show_line
+from tests.fakes.alert_server import AlertServer
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.storage.bucket_lock import OWNER
+from skyfleet.storage.lock_owner import parse_owner
 from skyfleet.storage.objects import join, read_object, write_object
 
 TASK = ROOT / "tasks" / "openenv-fleet-grpo.yaml"
-ENVS = ("booking", "reddit")
-WORLDS = [f"world:{name}?split=all&count=40&max_difficulty=1" for name in ENVS]
 LAST_STEP, KILLED_STEP, LOST_STEP = 6, 2, 3
 N_TASKS, N_SAMPLES, N_EVAL_SAMPLES = 4, 4, 2
 OVERRIDES = f"""
@@ -59,7 +56,7 @@ trainer.policy.model.path=tiny
 trainer.policy.model_config_kwargs={{hidden_size: 64, num_hidden_layers: 2, vocab_size: 768, initializer_range: 0.08}}
 trainer.device=cpu
 trainer.bf16=false
-trainer.warm_start={{steps: 40, batch_size: 8, lr: 5.0e-3}}
+trainer.warm_start={{steps: 150, batch_size: 8, lr: 5.0e-3}}
 trainer.max_training_steps={LAST_STEP}
 trainer.eval_interval={LAST_STEP}
 trainer.ckpt_interval=1
@@ -71,13 +68,7 @@ generator.sampling_params={{temperature: 1.0, max_generate_length: 64}}
 generator.eval_sampling_params={{temperature: 1.0, max_generate_length: 64}}
 """
 """What makes the preset fleet_tool_use small: `tiny` instead of Qwen2.5-1.5B, and short episodes."""
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "AKIALOOPBACK",
-    "AWS_SECRET_ACCESS_KEY": "loopback-aws-secret",
-    "FLEET_API_KEY": "loopback-fleet-key",
-    "SLACK_BOT_TOKEN": "xoxb-loopback-token",
-}
-_NUMBERS = count(1)
+LOST_HOST = "lost-machine-1"
 
 
 def main() -> None:
@@ -102,16 +93,18 @@ def main() -> None:
 
 def play(folder: Path, checks: Checks, stack: ExitStack, *, reuse: bool) -> None:
     task, run_name = read_task(TASK), f"fleet_tool_use_{secrets.token_hex(4)}"
-    title("Servers: S3, Fleet, Slack")
+    print_title("Servers: S3, Fleet, Slack")
     dataset, slack = start_servers(folder, task.envs, stack)
-    commit = run(["git", "rev-parse", "HEAD"], ROOT).strip()
+    commit = run_command(["git", "rev-parse", "HEAD"], ROOT).strip()
+    if run_command(["git", "status", "--porcelain"], ROOT):
+        commit += "-dirty"  # as `skyfleet launch --allow-dirty` names it
     variables = {
         **KEYS,
         "AWS_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"],
         "FLEET_BASE_URL": os.environ["FLEET_BASE_URL"],
         "SLACK_API_URL": f"{slack.url}/api/",
         "MODALITY": "tool_use",
-        "EVAL_RATIO": "0.2",
+        "EVAL_RATIO": "0.05",
         "OVERRIDES": OVERRIDES,
         "GIT_COMMIT": commit,
         "RUN_NAME": run_name,
@@ -126,20 +119,20 @@ def play(folder: Path, checks: Checks, stack: ExitStack, *, reuse: bool) -> None
     )
     trajectories = f"s3://{task.envs['S3_TRAJECTORY_BUCKET']}"
 
-    with using(first, reuse=reuse):
-        title(f"Machine 1: the task's set-up ({TASK.relative_to(ROOT)})")
+    with use_machine(first, reuse=reuse):
+        print_title(f"Machine 1: the task's set-up ({TASK.relative_to(ROOT)})")
         set_up(first, dataset, checks)
-        title("Machine 1: the task's run; the trainer is killed, then the machine is lost")
+        print_title("Machine 1: the task's run; the trainer is killed, then the machine is lost")
         restarted, newest, lost = lose_machine(first, bucket, run_name, checks)
 
-    with using(second, reuse=reuse):
-        title("Machine 2: set-up and run in another folder, with nothing of machine 1")
+    with use_machine(second, reuse=reuse):
+        print_title("Machine 2: set-up and run in another folder, with nothing of machine 1")
         set_up(second, dataset, checks)
         finish(second, run_name, newest, checks)
         n_eval = sum(read_counts(second)["validation"])
         final = second.workdir / "runs" / run_name
 
-        title("What is in the buckets")
+        print_title("What is in the buckets")
         rows = read_object(join(trajectories, "runs", run_name, "metrics.jsonl")).decode()
         check_rows(checks, rows.splitlines(), lost, newest, LAST_STEP)
         checks.check(
@@ -157,46 +150,16 @@ def play(folder: Path, checks: Checks, stack: ExitStack, *, reuse: bool) -> None
     check_dumps(checks, join(trajectories, "evals", run_name), (0, LAST_STEP), ENVS)
     check_secrets(checks, [bucket.address, trajectories], list(KEYS.values()))
 
-    title("The Slack thread")
+    print_title("The Slack thread")
     check_slack(checks, slack, restarted, newest, task.envs["SLACK_CHANNEL"])
-    title("Analysis from S3, on a third machine")
+    print_title("Analysis from S3, on a third machine")
     analyze(folder / "desk", join(trajectories, "runs", run_name), checks)
     left = [*first.list_processes(), *second.list_processes()]
     checks.check(not left, "no process of either machine is left")
 
 
-def start_servers(
-    folder: Path, envs: Mapping[str, str], stack: ExitStack
-) -> tuple[bytes, AlertServer]:
-    """Start the three; the dataset is in its bucket, and this process's environment names them."""
-    s3, fleet = (f"http://127.0.0.1:{find_free_port()}" for _ in range(2))
-    os.environ |= {**KEYS, "AWS_ENDPOINT_URL": s3, "AWS_REGION": envs["AWS_REGION"]}
-    os.environ["FLEET_BASE_URL"] = fleet
-    words = ["moto.server", "-H", "127.0.0.1", "-p", s3.rpartition(":")[2]]
-    stack.enter_context(serve(words, folder / "s3.log"))
-    wait_until(lambda: answers(s3), "the S3 server answers")
-    for name in ("S3_DATASET_BUCKET", "S3_CHECKPOINT_BUCKET", "S3_TRAJECTORY_BUCKET"):
-        httpx.put(f"{s3}/{envs[name]}", timeout=120).raise_for_status()
-    print(f"  S3     {s3} (moto), with the buckets of the task file")
-
-    raw = folder / "all_tool_use.json"
-    skyfleet(["tasks", "export", *WORLDS, "--output", str(raw)], folder)
-    dataset = raw.read_bytes()
-    address = f"s3://{envs['S3_DATASET_BUCKET']}/{envs['DATA_VERSION']}/openenv/{raw.name}"
-    write_object(address, dataset)
-    print(f"  put {address}")
-
-    words = ["skyfleet", "worlds", "serve", str(raw), "--protocol", "fleet"]
-    stack.enter_context(serve([*words, "--port", fleet.rpartition(":")[2]], folder / "fleet.log"))
-    wait_until(lambda: answers(fleet), "the Fleet server answers")
-    print(f"  Fleet  {fleet} (skyfleet worlds serve --protocol fleet)")
-    slack = stack.enter_context(serve_alerts())
-    print(f"  Slack  {slack.url} (tests/fakes/alert_server.py)")
-    return dataset, slack
-
-
 @contextmanager
-def using(machine: Machine, *, reuse: bool) -> Iterator[None]:
+def use_machine(machine: Machine, *, reuse: bool) -> Iterator[None]:
     """A machine with a clone and nothing else; at the end it is gone but for its environment."""
     machine.kill()  # of an earlier command that was killed
     machine.clear(keep_venv=reuse)
@@ -253,18 +216,34 @@ def lose_machine(
     checks.check(
         len(lost.rows) <= LAST_STEP, f"machine 1 had {len(lost.rows) - 1} of {LAST_STEP} steps"
     )
+    owner = join(bucket.address, OWNER)
     write_object(join(bucket.step_address(LAST_STEP), "policy", "model.safetensors"), b"half")
     print(f"  complete in the bucket: {sorted(bucket.list_complete_steps())}")
     print(f"  put beside them: a part of step {LAST_STEP}, as a cut upload leaves it")
+    write_object(owner, name_another_host(read_object(owner)))
+    print("  changed: owner.json names another host, as it would after a real machine was lost")
     print("  removed: all files of machine 1")
     return restarted, newest, lost
+
+
+def name_another_host(record: bytes) -> bytes:
+    """The record that the killed process left, as if it had run under another kernel."""
+    owner = parse_owner(record)
+    assert owner is not None
+    changed = owner.model_copy(update={"host": LOST_HOST, "boot_id": LOST_HOST})
+    return changed.model_dump_json().encode()
 
 
 def finish(machine: Machine, run_name: str, newest: int, checks: Checks) -> None:
     checks.check(not (machine.workdir / "runs").exists(), "machine 2 has no run folder")
     command = start(machine, machine.task.run, RUN_NAME="", RESUME_RUN_NAME=run_name)
     end(command, "run", checks)
-    resumed = re.search(rf"resuming {run_name} at step (\d+)", "\n".join(command.lines))
+    output = "\n".join(command.lines)
+    checks.check(
+        f" on {LOST_HOST}, since" in output,
+        "the bucket was taken over from machine 1 after its record had not changed for 40 s",
+    )
+    resumed = re.search(rf"resuming {run_name} at step (\d+)", output)
     checks.check(
         resumed is not None and int(resumed[1]) == newest,
         f"resumed at step {newest}, the newest complete one in the bucket",
@@ -294,9 +273,9 @@ def check_slack(
 def analyze(desk: Path, address: str, checks: Checks) -> None:
     desk.mkdir(exist_ok=True)
     (desk / "report.html").unlink(missing_ok=True)
-    output = skyfleet(["analyze", address], desk)
+    output = run_skyfleet(["analyze", address], desk)
     checks.check(all(name in output for name in ENVS), "analyze reads the episodes in S3")
-    skyfleet(["report", address], desk)
+    run_skyfleet(["report", address], desk)
     reports = list(desk.glob("*.html"))
     checks.check(
         bool(reports) and all("<html" in path.read_text() for path in reports),
@@ -306,33 +285,13 @@ def analyze(desk: Path, address: str, checks: Checks) -> None:
 
 def start(machine: Machine, script: str, **variables: str) -> Command:
     print(f"  $ {script.strip()}")
-    return machine.start(script, show, **variables)
+    return machine.start(script, show_line, **variables)
 
 
 def end(command: Command, what: str, checks: Checks) -> None:
     if code := command.wait():
         raise SystemExit(f"loopback: {what} ended with code {code}")
     checks.check(True, f"{what} ended with code 0")
-
-
-def show(line: str) -> None:
-    print(f"  | {line}")
-
-
-def skyfleet(words: Sequence[str], folder: Path) -> str:
-    print(f"  $ skyfleet {' '.join(words)}".replace(f"{folder}/", ""))
-    output = run([sys.executable, "-m", "skyfleet", *words], folder)
-    for line in output.splitlines():
-        show(line)
-    return output
-
-
-def run(words: Sequence[str], folder: Path) -> str:
-    variables = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "110"}
-    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"loopback: {' '.join(words)} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def wait_for_line(command: Command, pattern: str) -> re.Match[str]:
@@ -346,14 +305,6 @@ def wait_for_line(command: Command, pattern: str) -> re.Match[str]:
     return found[0]
 
 
-def answers(url: str) -> bool:
-    try:
-        httpx.get(url, timeout=120)
-    except httpx.TransportError:
-        return False
-    return True
-
-
 def count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
@@ -364,10 +315,6 @@ def read_counts(machine: Machine) -> dict[str, list[int]]:
         side: [counts.get(side, 0) for counts in manifest["counts"].values()]
         for side in ("train", "validation")
     }
-
-
-def title(text: str) -> None:
-    print(f"\n== {next(_NUMBERS)}. {text} ==")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -151,28 +150,6 @@ class Machine:
         return {**passed_on, "PATH": path, "HOME": str(self.home), "OMP_NUM_THREADS": "1", **task}
 
 
-@contextmanager
-def serve(words: Sequence[str], log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends; what it prints is in `log`."""
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def wait_until(
     is_true: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None
 ) -> None:
@@ -195,6 +172,7 @@ def _remove(path: Path) -> None:
 
 def _read_home(process: psutil.Process) -> str | None:
     try:
-        return process.environ().get("HOME")
+        home: str | None = process.environ().get("HOME")
     except (psutil.Error, OSError):
         return None
+    return home
