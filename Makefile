@@ -6,7 +6,7 @@ PRESET_smollm2 = smollm2_cpu
 VENV = .venv/bin
 INSTALL = $(VENV)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test exhaustive kernels parity launch check wheel bench clean
+.PHONY: train test exhaustive kernels parity launch loopback check wheel bench clean
 
 ifndef PRESET_$(MODEL)
 $(error MODEL=$(MODEL) is unknown; choose tiny or smollm2)
@@ -38,6 +38,11 @@ parity: .venv/tokenizers
 launch: .venv/sky
 	OMP_NUM_THREADS=1 SKYFLEET_SKY_PYTHON=.venv/sky/bin/python PATH="$$PWD/.venv/sky/node_modules/.bin:$$PATH" \
 		$(VENV)/pytest tests/launch
+
+# The production path on this machine: the launch task's own commands, S3, Fleet, Slack, two kills. It sets up
+# two fresh environments; ARGS=--reuse keeps those of the time before.
+loopback: .venv/dev
+	OMP_NUM_THREADS=1 $(VENV)/python -m benchmarks.loopback $(ARGS)
 
 check: .venv/dev
 	$(VENV)/ruff format --check
