@@ -61,8 +61,8 @@ REPLACED = {
         ("evaluate --agent null", "in_an_episode"),
         ("evaluate --agent null", "in_an_import"),
         ("evaluate --agent null", "at_exit"),
-        ("train", "in_an_episode"),
         # They import torch, and the code that catches the second Ctrl-C is that of `evaluate`.
+        pytest.param("train", "in_an_episode", marks=pytest.mark.exhaustive),
         pytest.param("train", "in_an_import", marks=pytest.mark.exhaustive),
         pytest.param("train", "at_exit", marks=pytest.mark.exhaustive),
     ],

@@ -47,7 +47,7 @@ async def _passed(tasks: list[Task], policy: AgentFactory) -> list[str]:
 @pytest.mark.parametrize(
     ("suite", "count", "passed_by_doing_nothing"),
     [
-        ("workspace", 40, []),
+        pytest.param("workspace", 40, [], marks=pytest.mark.exhaustive),  # as slow as the others
         ("travel", 20, []),
         ("banking", 16, ["5", "6", "8", "9", "10"]),
         ("slack", 21, []),

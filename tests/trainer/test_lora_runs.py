@@ -80,6 +80,7 @@ async def test_adapters_are_trained_saved_and_resumed(base: Path, tmp_path: Path
     assert moved == {f"{name}.weight" for name in described["target_modules"]}
 
 
+@pytest.mark.exhaustive
 async def test_adapters_of_the_tiny_model_are_resumed_and_its_random_weights_stay(
     tmp_path: Path,
 ) -> None:

@@ -25,7 +25,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs import registry
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.learner.learner import Learner
-from skyfleet.trainer import assemble
+from skyfleet.trainer import assemble, trackers
 from skyfleet.trainer.policy_client import open_inference_client
 from skyfleet.trainer.training_run import run_training
 from skyfleet.weight_sync.sync import PausedSync
@@ -79,7 +79,7 @@ async def test_an_engine_is_closed_if_the_run_cannot_be_assembled(
     def raise_disk_full(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(assemble, "make_trackers", raise_disk_full)
+    monkeypatch.setattr(trackers, "make_trackers", raise_disk_full)
     with pytest.raises(OSError, match="no space left"):
         await run_training(small_config(tmp_path, *VLLM))
     assert happened == ["start", "close"]
