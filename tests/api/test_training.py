@@ -370,7 +370,9 @@ def test_sigterm_saves_and_exits_with_143(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("default_signals")
-@pytest.mark.parametrize("number", TERMINATION)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_in_the_body_of_a_trainer_loop_saves_and_exits(number: signal.Signals) -> None:
     arguments = {**SMALL, "tasks": TASKS[:4], "eval": False, "steps": 5}
     trainer = sf.Trainer("tiny", reward=length, **arguments)

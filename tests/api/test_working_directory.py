@@ -51,7 +51,9 @@ def move_and_remove(answer: str) -> float:
     return float(len(answer) % 2)
 
 
-@pytest.mark.parametrize("reward", [move, move_and_remove])
+@pytest.mark.parametrize(
+    "reward", [pytest.param(move, marks=pytest.mark.exhaustive), move_and_remove]
+)
 def test_a_run_stays_in_the_folder_where_it_started(
     reward: Callable[[str], float],
     start: Path,
