@@ -93,7 +93,7 @@ class WandbTracker:
         chosen = {
             # The metadata that W&B collects contain the command line.
             "x_disable_meta": _has_secrets(sys.argv),
-            # Otherwise W&B's own process waits for its server for days, and this one for it.
+            # Otherwise W&B's own process waits for its server without end, and this one for it.
             "finish_timeout": 0.8 * background.DRAIN_SECONDS,
             "finish_timeout_raises": True,
             **_find_api_key(modality),
