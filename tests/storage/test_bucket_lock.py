@@ -148,7 +148,9 @@ def test_a_process_elsewhere_that_ends_meanwhile_is_followed(
 
 def test_what_is_not_a_record_is_replaced(address: str) -> None:
     write_object(f"{address}/{OWNER}", b"?")
-    acquire(address).release()
+    lock = acquire(address)
+    assert b"host" in read_object(f"{address}/{OWNER}")
+    lock.release()
 
 
 def test_a_process_that_was_replaced_stops_and_leaves_the_other_record(

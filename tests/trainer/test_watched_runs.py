@@ -176,6 +176,7 @@ def test_alerts_without_a_receiver_do_nothing() -> None:
     alerts = RunAlerts()
     alerts.report_evaluation(0, ["missing"])
     alerts.report_end(1, 0, "")
+    assert alerts.list_sent() == {}
 
 
 def test_a_missing_package_names_its_extra_before_the_run(
