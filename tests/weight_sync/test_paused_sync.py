@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tests.fakes.tiny_policy import tiny_policy
+from torch import Tensor
 
 from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
@@ -29,6 +30,9 @@ class FakeLearner:
     sft_step = step
 
     def renew_reference(self) -> None: ...
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(())
 
     def save(self, folder: object) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +40,13 @@ class Learner(Protocol):
 
     def renew_reference(self) -> None:
         """Load the KL reference anew before the next step, from the checkpoint that is now it."""
+        ...
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each whole weight of the policy by its Hugging Face name, with adapters merged.
+
+        A weight is valid until the next one is asked for: a sharded learner gathers them in turn.
+        """
         ...
 
     def save(self, folder: Path) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.lora import merge
+from skyfleet.models.lora import merge, merged_state_dict
 from skyfleet.models.out_of_memory import explain_out_of_memory
 
 _MEMORY_REMEDY = (
@@ -161,6 +161,9 @@ class SingleDeviceLearner:
     def renew_reference(self) -> None:
         """The next step loads it anew."""
         self._reference = self._offloaded_reference = None
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from merged_state_dict(self.decoder.module).items()
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face model folder with the optimizer state beside it."""

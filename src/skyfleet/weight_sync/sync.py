@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import EnginePool
+from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.lora import merged_state_dict
+from skyfleet.models.weights import weight_checksum
 
 
 class WeightSync(Protocol):
@@ -28,6 +31,33 @@ class InProcessSync:
     """For engines that share the learner's tensors: only the version changes."""
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
+        for engine in engines:
+            engine.policy_version = learner.policy_version
+        return learner.policy_version
+
+    async def verify(self, engines: Sequence[Engine]) -> None: ...
+
+
+class CopySync:
+    """For engines of this process that have weights of their own: `module`, without adapters."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @torch.no_grad()
+    async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
+        held = self._module.state_dict()  # shares the tensors
+        received: set[str] = set()
+        for name, weight in learner.named_weights():
+            held[name].copy_(weight)
+            sent = weight_checksum(weight.to(held[name].dtype))
+            if not torch.equal(sent.to(held[name].device), weight_checksum(held[name])):
+                raise SentinelError(f"weight sync: the engine's copy of {name} differs")
+            received.add(name)
+        if missing := held.keys() - received:
+            raise SentinelError(
+                f"weight sync: {len(missing)} weights were not sent, such as {min(missing)}"
+            )
         for engine in engines:
             engine.policy_version = learner.policy_version
         return learner.policy_version
