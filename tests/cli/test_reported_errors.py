@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from skyfleet.cli import main as command_line
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, EngineLostError
 
 BROKEN = OSError(errno.EIO, "Input/output error", "runs/one/metrics.jsonl")
 SENTENCE = "skyfleet: runs/one/metrics.jsonl: Input/output error\n"
@@ -22,20 +22,27 @@ def run_and_raise(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("error", "printed"),
+    ("error", "printed", "code"),
     [
         (
             ConfigError("trainer.seed='x'; write a number"),
             "skyfleet: trainer.seed='x'; write a number\n",
+            2,
         ),
-        (BROKEN, SENTENCE),
-        (ExceptionGroup("episodes", [BROKEN, BROKEN]), SENTENCE),
-        (ExceptionGroup("steps", [ExceptionGroup("episodes", [BROKEN])]), SENTENCE),
+        (
+            EngineLostError("vLLM died", "run the same command"),
+            "skyfleet: vLLM died; run the same command\n",
+            75,
+        ),
+        (BROKEN, SENTENCE, 75),
+        (ExceptionGroup("episodes", [BROKEN, BROKEN]), SENTENCE, 75),
+        (ExceptionGroup("steps", [ExceptionGroup("episodes", [BROKEN])]), SENTENCE, 75),
     ],
 )
 def test_an_error_that_names_its_subject_is_one_sentence_and_its_notes(
     error: Exception,
     printed: str,
+    code: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -45,7 +52,7 @@ def test_an_error_that_names_its_subject_is_one_sentence_and_its_notes(
             run_and_raise(error, monkeypatch)
     finally:
         del error.__notes__
-    assert end.value.code == 2
+    assert end.value.code == code
     printed += "training step 2 failed: the same command goes on\n"
     assert capsys.readouterr().err == printed
 

@@ -121,7 +121,7 @@ def test_what_a_script_adds_beyond_this_version_is_listed_at_once() -> None:
         "trainer.policy.fsdp_config.wrap_policy={}",
         "trainer.policy.megatron_config.tensor_model_parallel_size=2",
         "generator.inference_engine.enable_pd=true",
-        "trainer.fully_async.enabled=true",
+        "trainer.fully_async.simulate_training=true",
         "trainer.strategy=megatron",
         "trainer.algorithm.kl_estimator_type=k4",
         "trainer.train_batch_size=1000",

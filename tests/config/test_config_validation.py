@@ -113,6 +113,16 @@ def test_only_vllm_servers_can_be_trained() -> None:
     assert find_unsupported_values(load_config("", [*trained, *apart])) == []
 
 
+def test_deltas_of_weights_need_a_place_and_have_skyrls_names() -> None:
+    deltas = "generator.inference_engine.weight_sync_backend=delta"
+    assert "set generator.delta_weight_sync.sync_dir=s3://bucket/run" in broken(*VLLM, deltas)
+    place = "generator.inference_engine.delta_weight_sync.sync_dir=s3://bucket/run"
+    generator = load_config("", [*VLLM, deltas, place]).generator
+    assert generator.delta_weight_sync.sync_dir == "s3://bucket/run"
+    copies = "generator.inference_engine.delta_weight_sync.local_checkpoint_dir=/tmp"
+    assert "drop it: engines keep theirs in memory" in broken(*VLLM, deltas, place, copies)
+
+
 def test_engine_settings_that_change_results_need_a_vllm_engine() -> None:
     keys = ("generator.engine_init_kwargs={seed: 1}", "generator.model_dtype=float32")
     assert find_unsupported_values(load_config("", [*VLLM, *keys])) == []

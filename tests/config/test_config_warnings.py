@@ -79,6 +79,8 @@ def test_a_key_that_no_section_has_is_a_warning_with_its_value() -> None:
         "generator.num_inference_engines=2",
         "generator.inference_engine_tensor_parallel_size=2",
         "generator.weight_sync_dir=/shared",
+        "generator.weight_sync_backend=gloo",
+        "generator.delta_weight_sync.sync_dir=/shared",
         "trainer.placement.colocate_all=false",
     ],
 )

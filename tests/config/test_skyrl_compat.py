@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from skyfleet.config.keys import known_keys
+from skyfleet.config.keys import known_keys, known_sections
 from skyfleet.config.loading import load_config
 from skyfleet.config.skyrl_compat import (
     ALIASES,
@@ -41,7 +41,7 @@ def test_skyrls_nested_engine_keys_are_fleets_flat_ones() -> None:
 
 def test_every_alias_names_a_key_that_is_known_or_has_a_remedy() -> None:
     rules = {rule.key for rule in (*UNSUPPORTED_VALUES, *VALUES_WITHOUT_EFFECT)}
-    known = known_keys().keys() | rules
+    known = known_keys().keys() | known_sections() | rules
     assert [
         key for key in ALIASES.values() if not (key in known or find_unsupported_key(key))
     ] == []
@@ -77,7 +77,7 @@ def test_a_known_key_is_not_in_the_table_of_unsupported_keys() -> None:
         "trainer.policy.torch_profiler_config.ranks",
         "trainer.policy.fsdp_config.cpu_offload",
         "trainer.mtp.enabled",
-        "trainer.fully_async.max_staleness_steps",
+        "trainer.fully_async.simulate_training",
         "trainer.algorithm.value_head_prefix",
         "trainer.fused_lm_head_logprob_backend",
         "trainer.num_logger_eval_samples",

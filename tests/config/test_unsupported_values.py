@@ -85,6 +85,9 @@ trainer.max_tokens_per_microbatch
 trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env trainer.curriculum
 trainer.eval_before_train trainer.eval_interval
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path trainer.resume_strict trainer.journal
+trainer.fully_async.enabled trainer.fully_async.max_staleness_steps
+trainer.fully_async.num_parallel_generation_workers trainer.fully_async.sample_full_batch
+trainer.fully_async.clear_kv_cache_on_weight_sync
 trainer.ckpt_bucket trainer.trajectory_bucket trainer.ckpt_upload_check trainer.upload_timeout_seconds
 trainer.project_name trainer.run_name trainer.run_path trainer.ckpt_path trainer.logger
 trainer.wandb.modality trainer.wandb.entity trainer.wandb.project trainer.alerts.slack_channel

@@ -159,12 +159,12 @@ LARGE = 100_000
 
 
 @pytest.mark.parametrize(
-    ("is_busy", "pause_seconds", "is_lost"),
+    ("is_busy", "pause_seconds", "is_dead"),
     [(False, 0.0, False), (True, 0.0, False), (False, 0.05, False), (False, 0.2, True)],
     ids=["healthy", "busy loop", "slow link", "drips"],
 )
 async def test_a_body_is_lost_if_its_server_is_slow_and_not_if_this_process_is(
-    is_busy: bool, pause_seconds: float, is_lost: bool
+    is_busy: bool, pause_seconds: float, is_dead: bool
 ) -> None:
     reply = {"role": "assistant", "content": "x" * LARGE}
     body = json.dumps({"choices": [{"finish_reason": "stop", "message": reply}]}).encode()
@@ -192,7 +192,7 @@ async def test_a_body_is_lost_if_its_server_is_slow_and_not_if_this_process_is(
             blocker = asyncio.create_task(block())
             await model.reply([Message(role="user", content="q")], (), SAMPLING)
             blocker.cancel()
-    assert (clock.engine_downtime_seconds > 0) is is_lost
+    assert (clock.engine_downtime_seconds > 0) is is_dead
 
 
 async def test_an_answer_that_waits_for_a_blocked_event_loop_is_no_unanswered_request() -> None:

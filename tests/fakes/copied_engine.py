@@ -65,7 +65,11 @@ async def start(
 
 class CopySync:
     def __init__(
-        self, weights: Callable[[], Iterable[tuple[str, Tensor]]], *, folder: str | None
+        self,
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
+        *,
+        folder: str | None,
+        deltas: object = None,
     ) -> None:
         self._weights = weights
 

@@ -95,7 +95,7 @@ def test_skypilot_plans_spot_machines_several_nodes_and_a_single_cloud(
     results: dict[str, dict[str, Any]],
 ) -> None:
     spot, nodes, prime = results["spot"], results["nodes"], results["prime"]
-    assert spot["job_recovery"]["max_restarts_on_errors"] == 10
+    assert spot["job_recovery"]["recover_on_exit_codes"] == [75]
     assert spot["hourly"] == pytest.approx(2.0 * 1.3 * 8 / 2)
     assert (nodes["num_nodes"], nodes["best"]) == (2, "lambda")
     assert prime["clouds"] == ["primeintellect"]
@@ -160,6 +160,8 @@ class FakeSky:
         class ClusterNotUpError(Exception): ...
 
         class ClusterDoesNotExist(ValueError): ...  # noqa: N818
+
+        class ApiServerConnectionError(RuntimeError): ...
 
     class StatusRefreshMode:
         FORCE = "FORCE"
@@ -249,9 +251,10 @@ def test_a_lost_machine_is_replaced_under_the_same_name(fake: Callable[..., Fake
 def test_a_managed_job_is_followed_again_and_never_launched_twice(
     fake: Callable[..., FakeSky],
 ) -> None:
-    sky = fake(jobs_tail_logs=[101, 101, 0])
+    outage = FakeSky.exceptions.ApiServerConnectionError("http://127.0.0.1:46580")
+    sky = fake(jobs_tail_logs=[101, outage, 101, 0])
     assert run_until_ended(None, "r1", spot=True, sleep=lambda _: None) is JobEnd.SUCCEEDED
-    assert sky.calls == ["jobs.launch r1", *["jobs.tail_logs r1"] * 3]
+    assert sky.calls == ["jobs.launch r1", *["jobs.tail_logs r1"] * 4]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +327,7 @@ def test_runs_lists_clusters_and_managed_jobs_newest_first(fake: Callable[..., F
         "recovery_count": 3,
     }
     fake(status=[[cluster, {**cluster, "name": "somebody-elses"}]], jobs_queue=[([job], 1, {}, 1)])
-    found = list_runs()
+    found = list_runs(lambda name: name.startswith("fleet_"))
     assert [entry.name for entry in found] == ["fleet_both_2", "fleet_tool_use_1"]
     assert (found[0].recoveries, found[1].where) == (3, "Lambda/r1")
     fake(status=[[cluster]], jobs_queue=[FakeSky.exceptions.ClusterNotUpError("no controller")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,18 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from skyfleet.checkpoints.checkpoint import Manifest
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.errors import ConfigError
 from skyfleet.launch.credentials import write_credentials
-from skyfleet.launch.plan import LaunchOptions, LaunchPlan, plan_launch, plan_task_file
+from skyfleet.launch.plan import (
+    LaunchOptions,
+    LaunchPlan,
+    check_resumable,
+    plan_launch,
+    plan_task_file,
+)
 from skyfleet.launch.resources import (
     choose_clouds,
     estimate_disk_gb,
@@ -104,13 +112,82 @@ def test_a_plan_passes_the_run_name_the_commit_and_the_overrides_on() -> None:
 def test_spot_and_several_nodes_use_only_clouds_that_have_them() -> None:
     spot = read(plan(spot=True).text)["resources"]
     assert spot["use_spot"] is True
-    assert spot["job_recovery"] == {"max_restarts_on_errors": 10}
+    assert spot["job_recovery"] == {"recover_on_exit_codes": [75]}  # and not 2, a mistake
     assert "lambda" not in [entry["infra"] for entry in spot["any_of"]]
     nodes = read(plan(nodes=2).text)
     assert (nodes["num_nodes"], nodes["envs"]["EXTRAS"]) == (2, "train,s3,slack,wandb,ray")
     assert "runpod" not in [entry["infra"] for entry in nodes["resources"]["any_of"]]
     with pytest.raises(ConfigError, match="--cloud lambda does not support --spot"):
         choose_clouds("lambda", spot=True, num_nodes=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "override", "extra"),
+    [
+        ("smollm2_h200", "trainer.seed=1", "smollm2"),
+        ("fleet_tool_use", "environment.env_class=openenv_fleet", "fleet"),
+        ("smollm2_h200", "environment.env_class=skyrl_gym", "skyrl-gym"),
+        ("smollm2_h200", "data.train_data=[agentdojo:workspace]", "agentdojo"),
+        ("tiny", "trainer.logger=[console,mlflow]", "mlflow"),
+        ("tiny", "generator.backend=vllm", "vllm"),
+    ],
+)
+def test_a_machine_installs_what_the_configuration_needs(
+    config: str, override: str, extra: str
+) -> None:
+    envs = read(plan(config, override).text)["envs"]
+    extras = envs["EXTRAS"].split(",")
+    assert extra in extras
+    assert len(extras) == len(set(extras))
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras) <= optional["optional-dependencies"].keys()
+    if extra == "mlflow":
+        assert envs["LOGGER"] == "console,mlflow,wandb"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FLEET_BASE_URL", "https://user:pass-word@host/"),
+        ("OVERRIDES", "trainer.alerts.webhook_url=https://hooks.slack.com/services/T0/B0/s3cr3t"),
+    ],
+)
+def test_a_variable_with_a_secret_is_not_written_to_the_task_file(name: str, value: str) -> None:
+    with pytest.raises(
+        ConfigError, match="holds a secret, which would be written to the task file"
+    ):
+        plan(variables={name: value})
+
+
+def test_the_buckets_are_those_of_the_configuration_and_none_without_keys() -> None:
+    def buckets(*overrides: str, **options: Any) -> tuple[str, str]:
+        envs = read(plan("tiny", *overrides, **options).text)["envs"]
+        return envs["S3_CHECKPOINT_BUCKET"], envs["S3_TRAJECTORY_BUCKET"]
+
+    own = "trainer.ckpt_bucket=mine"
+    assert buckets() == ("skyrl-checkpoints", "skyrl-trajectories")
+    assert buckets(own) == ("mine", "skyrl-trajectories")
+    assert buckets(own, variables={"S3_CHECKPOINT_BUCKET": "other"})[0] == "other"
+    assert buckets(has_aws_keys=False) == ("", "")
+    assert buckets(own, has_aws_keys=False, resumes=True, run_name="r1") == ("mine", "")
+    assert any("nothing is uploaded" in note for note in plan(has_aws_keys=False).notes)
+    with pytest.raises(ConfigError, match="--resume reads the run's checkpoints from S3"):
+        plan(has_aws_keys=False, resumes=True, run_name="r1")
+    with pytest.raises(ConfigError, match=r"trainer\.run_name=mine: .*; use --run-name"):
+        plan("tiny", "trainer.run_name=mine")
+
+
+def test_a_run_without_a_checkpoint_in_its_bucket_is_not_resumed(tmp_path: Path) -> None:
+    made = plan("tiny", f"trainer.ckpt_bucket={tmp_path}", run_name="nosuch", resumes=True)
+    with pytest.raises(
+        ConfigError, match=r"--resume nosuch: .*/tiny/nosuch has no complete checkpoint"
+    ):
+        check_resumable(made)
+    folder = tmp_path / "skyfleet" / "tiny" / "nosuch" / "global_step_3"
+    folder.mkdir(parents=True)
+    manifest = Manifest(step=3, skyfleet_version="0.2.0", parts=(), files={})
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    assert check_resumable(made).endswith("/tiny/nosuch/global_step_3")
 
 
 def test_a_task_file_keeps_its_resources_except_where_an_option_changes_them() -> None:
@@ -194,8 +271,10 @@ def test_the_disk_holds_the_weights_and_the_checkpoints_that_are_there_at_once()
         )
         return estimate_disk_gb(config, uploads=uploads)
 
-    # 1.25 x (40 + 30 + 2 x 32 + 3 x 14 x 32) GB, up to the next 50
-    assert disk("Qwen/Qwen3-32B") == 1850
+    # 1.25 x (40 + 30 + 2 x 32 + 5 x 14 x 32) GB, up to the next 50: two, those of step 0 and of the
+    # best step, and one that is being written
+    assert disk("Qwen/Qwen3-32B") == 3000
+    assert disk("Qwen/Qwen3-32B", keep=50) == 3000
     assert disk("Qwen/Qwen3-8B", lora=32) < disk("Qwen/Qwen3-8B")
     assert disk("Qwen/Qwen3-8B", keep=-1, uploads=False) > disk("Qwen/Qwen3-8B", keep=-1)
 

@@ -239,7 +239,11 @@ def test_rows_that_depend_on_a_fault_are_not_checked(
 
 async def test_valid_keys_are_accepted_by_their_services(tmp_path: Path) -> None:
     alerts = SimpleNamespace(slack_channel="runs")
-    config: Any = SimpleNamespace(trainer=SimpleNamespace(logger=["wandb"], alerts=alerts))
+    config: Any = SimpleNamespace(
+        trainer=SimpleNamespace(
+            logger=["wandb"], alerts=alerts, wandb=SimpleNamespace(modality="both")
+        )
+    )
     async with serve_services() as url:
         for key, accepted in ((RIGHT_KEY, True), (WRONG_KEY, False)):
             environ = {

@@ -21,7 +21,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import ConfigError, NoLearningSignalError, SentinelError
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
-from skyfleet.trainer.loop import train
+from skyfleet.trainer.loops import train
 
 MODE = "trainer.sentinels.mode"
 MODES = "trainer.sentinels.modes"

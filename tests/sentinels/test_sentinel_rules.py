@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 from tests.fakes.small_models import small_decoder
+from tests.trajectories.making import attempt
 
+from skyfleet.algorithms.filters import drop_zero_variance
 from skyfleet.config.loading import load_config
 from skyfleet.rollouts.episode import Limits
+from skyfleet.sentinels.advantage_checks import batch_accounting
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.fingerprint import find_differences, fingerprint
 from skyfleet.sentinels.stages import (
     MAX_COMPARED_TOKENS,
+    AdvantageStage,
     Invariants,
     MetricsStage,
     rotate_share,
@@ -30,6 +34,7 @@ from skyfleet.sentinels.trend_checks import (
     parse_failures,
 )
 from skyfleet.sentinels.update_checks import guess_cause
+from skyfleet.trajectories.trajectory import Group
 
 LIMITS = Limits(max_turns=1, max_input_length=1, trajectory_timeout_seconds=0)
 EXPECTED = Invariants(
@@ -54,6 +59,26 @@ def stage_of(expected: Invariants, *history: dict[str, float]) -> MetricsStage:
         last_rows=history[:-1],
         first_grading_error="env: away",
     )
+
+
+def test_of_a_task_that_a_step_has_twice_one_group_may_be_dropped() -> None:
+    groups = [
+        Group(
+            task_key="t", env_key="e", trajectories=tuple(attempt(r, task_key="t") for r in rewards)
+        )
+        for rewards in ((0.0, 0.0), (0.0, 1.0))
+    ]
+    kept = drop_zero_variance(groups)
+    kept.dropped["unknown_grade"] = 0
+    checked = AdvantageStage(
+        expected=EXPECTED, step=1, groups=groups, kept=kept, attempts={}, samples=[], sums=[],
+        n_sampled={},
+    )  # fmt: skip
+    assert batch_accounting(checked) is None
+    changed = replace(kept, groups=(replace(groups[1], trajectories=(attempt(1.0), attempt(1.0))),))
+    wrong = batch_accounting(replace(checked, kept=changed))
+    assert wrong is not None
+    assert wrong.sentence == "the rewards trained on are not those that were earned"
 
 
 def test_a_step_without_a_turn_has_no_jump_of_malformed_calls() -> None:

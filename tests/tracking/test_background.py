@@ -11,7 +11,7 @@ import pytest
 
 from skyfleet.redaction import remember_secrets
 from skyfleet.tracking import background
-from skyfleet.tracking.background import BackgroundCalls, BackgroundQueue, Pause
+from skyfleet.tracking.background import BackgroundQueue, BackgroundTracker, Pause, RunState
 from skyfleet.tracking.step_log import StepLog
 
 
@@ -100,25 +100,23 @@ def test_a_receiver_that_hangs_is_left_behind_at_the_end(caplog: pytest.LogCaptu
     assert "the 0.05 s at the end of the run are over" in caplog.text
 
 
-class HangingTracker:
+class HangingTracker(BackgroundTracker):
     """Its client does not answer until `release`."""
 
     def __init__(self, release: Event, called: list[str]) -> None:
+        super().__init__("test", end_run=called.append)
         self._release, self._called = release, called
-        self._calls = BackgroundCalls("test", last=lambda: called.append("last"))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._calls.put(self._hang)
+        self.call(self._hang)
 
-    def sync(self) -> None: ...
-
-    def finish(self) -> None:
+    def finish(self, state: RunState = "finished") -> None:
         self._called.append("finish")
-        self._calls.finish()
+        super().finish(state)
 
     def close(self) -> None:
         self._called.append("close")
-        self._calls.close()
+        super().close()
 
     def _hang(self) -> None:
         self._release.wait()
@@ -134,30 +132,30 @@ def test_trackers_that_hang_delay_no_step_and_share_one_deadline(
     for step in range(5):
         log.commit(step)
     log.close()
-    assert called == ["finish", "finish", "close", "close"]
+    assert called == ["finish", "finish", "close", "finish", "close", "finish"]
     release.set()
 
 
 def test_the_last_call_comes_after_all_others() -> None:
-    called: list[int] = []
-    calls = BackgroundCalls("test", last=lambda: called.append(-1))
+    called: list[int | str] = []
+    tracker = BackgroundTracker("test", end_run=called.append)
     for number in range(50):
-        calls.put(partial(called.append, number))
-    calls.finish()
-    calls.put(lambda: called.append(99))
-    calls.close()
-    assert called == [*range(50), -1]
+        tracker.call(partial(called.append, number))
+    tracker.finish("failed")
+    tracker.call(lambda: called.append(99))
+    tracker.close()
+    assert called == [*range(50), "failed"]
 
 
 def test_a_warning_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     remember_secrets(["hunter2-hunter2"])
 
-    def fail() -> None:
+    def fail(state: RunState) -> None:
         raise OSError("no route for hunter2-hunter2 to https://bot:pass-word@host/")
 
-    calls = BackgroundCalls("test", last=fail)
+    tracker = BackgroundTracker("test", end_run=fail)
     with caplog.at_level(logging.WARNING):
-        calls.close()
+        tracker.close()
     assert "no route for <redacted" in caplog.text
     assert "hunter2" not in caplog.text
     assert "pass-word" not in caplog.text

@@ -13,13 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from skyfleet.tracking.background import RunState
 from skyfleet.tracking.mlflow_tracker import GROUP_TAG, MlflowTracker
 
 ROWS = {1: {"reward/all": 0.25, "kl": float("nan")}, 2: {"reward/all": 0.5}}
 
 
 def write_mlflow(
-    folder: Path, *, resume_step: int | None = None, after_start: Callable[[], None] = lambda: None
+    folder: Path,
+    *,
+    resume_step: int | None = None,
+    after_start: Callable[[], None] = lambda: None,
+    state: RunState = "finished",
 ) -> None:
     config = {f"key{number}": number for number in range(250)}  # more than MLflow takes at once
     tracker = MlflowTracker(
@@ -29,6 +34,7 @@ def write_mlflow(
     for step, metrics in ROWS.items():
         tracker.log(metrics, step)
     tracker.attach("report.html", "<p>report</p>")
+    tracker.finish(state)
     tracker.close()
 
 
@@ -39,12 +45,12 @@ def test_mlflow_stores_rows_config_and_files_and_groups_resumed_runs(
     mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     write_mlflow(tmp_path)
-    write_mlflow(tmp_path, resume_step=1)
+    write_mlflow(tmp_path, resume_step=1, state="failed")
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("p")
     second, first = client.search_runs([experiment.experiment_id])
     assert first.info.run_name == second.info.run_name == "r's"
-    assert (first.info.status, second.info.status) == ("FINISHED", "FINISHED")
+    assert (first.info.status, second.info.status) == ("FINISHED", "FAILED")
     assert second.data.tags["mlflow.parentRunId"] == first.info.run_id
     assert first.data.tags[GROUP_TAG] == second.data.tags[GROUP_TAG]
     assert len(first.data.params) == 250

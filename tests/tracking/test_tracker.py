@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.tracking.jsonl_tracker import JsonlTracker
 from skyfleet.tracking.tensorboard_tracker import TensorboardTracker
 from skyfleet.tracking.tracker import Tracker, make_trackers
+from skyfleet.tracking.wandb_file import read_wandb_file
 from skyfleet.tracking.wandb_tracker import WandbTracker
 
 
@@ -155,21 +155,24 @@ def fresh_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh_wandb")
-def test_wandb_writes_into_the_run_folder_when_offline(
+def test_wandb_writes_rows_and_the_end_of_the_run_into_its_folder_when_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
-    tracker = WandbTracker(tmp_path, project_name="p", run_name="r", config={"lr": 1e-6})
-    tracker.log({"reward/all": 0.123456}, 7)
-    tracker.close()
-    (record,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    # Another process writes the file and may still be writing when `finish` returns.
-    for _ in range(100):
-        if b"0.123456" in record.read_bytes():
-            break
-        time.sleep(0.1)
-    assert b"reward/all" in record.read_bytes()
-    assert b"0.123456" in record.read_bytes()
+    for state in ("finished", "failed"):
+        folder = tmp_path / state
+        tracker = WandbTracker(folder, project_name="p", run_name="r", config={"lr": 1e-6})
+        tracker.log({"reward/all": 0.123456}, 7)
+        tracker.finish(state)
+        tracker.close()
+    wandb.teardown()  # waits for the process that writes the files
+    for state in ("finished", "failed"):
+        (path,) = (tmp_path / state).glob("wandb/offline-run-*/run-*.wandb")
+        run = read_wandb_file(path)
+        assert [row["reward/all"] for row in run.rows] == [0.123456]
+        assert run.is_finished is (state == "finished")
 
 
 @pytest.mark.usefixtures("fresh_wandb")

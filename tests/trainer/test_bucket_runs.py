@@ -30,7 +30,7 @@ from skyfleet.storage.bucket_lock import BucketLock, lock_address
 from skyfleet.storage.lock_owner import Owner
 from skyfleet.storage.objects import list_objects, read_object, write_object
 from skyfleet.trainer.bucket_layout import (
-    check_trajectory_bucket,
+    check_buckets,
     drop_buckets_without_credentials,
     locate_lock,
 )
@@ -137,9 +137,13 @@ def test_a_bucket_that_does_not_exist_ends_the_run_before_it_starts(
 ) -> None:
     use_credentials(monkeypatch, endpoint)
     config = make_config(tmp_path / "run", "s3://not-there")
-    for check in (check_trajectory_bucket, prepare_folders):
-        with pytest.raises(OSError, match="not-there"):
-            check(config)
+    sentence = (
+        r"trainer\.ckpt_bucket='s3://not-there': the bucket does not exist; create it, or correct"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        check_buckets(config)
+    with pytest.raises(FileNotFoundError, match="not-there"):
+        prepare_folders(config)
     assert not (tmp_path / "run").exists()
 
 

@@ -239,6 +239,26 @@ def test_an_offloaded_optimizer_is_on_the_gpu_during_its_step(
     assert steps == [8 * lora.n_adapter_parameters]
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_an_asynchronous_run_holds_a_copy_of_the_weights_and_samples_during_updates(
+    tmp_path: Path, on_gpu: bool
+) -> None:
+    shape = read_model_shape(str(SHAPES / "llama_8b"), {})
+    assert shape is not None
+    models = Models(policy=shape, on_gpu=on_gpu, itemsize=2)
+    synchronous = plan_training(small_config(tmp_path), models, rows=1)
+    enabled = "trainer.fully_async.enabled=true"
+    asynchronous = plan_training(small_config(tmp_path, enabled), models, rows=1)
+    added = asynchronous.peak_bytes - synchronous.peak_bytes
+    (rollouts, *_) = synchronous.phases
+    n_sampling = sum(part.n_bytes for part in rollouts)
+    assert added == 2 * shape.n_parameters + n_sampling
+    # The engine sizes its KV cache after its copy exists.
+    assert asynchronous.learner_bytes - synchronous.learner_bytes == sum(
+        part.n_bytes for part in rollouts if part.name != "KV cache"
+    )
+
+
 @pytest.mark.parametrize("preset", ["tiny", "smollm2"])
 def test_with_enough_memory_no_setting_changes(preset: str) -> None:
     config = load_config_file(preset, ["trainer.device=cpu"])

@@ -42,6 +42,7 @@ SECRETS = {
     "environment.skyrl_gym.env_config.nested.api_key": "{}",
     "environment.skyrl_gym.fleet_task.api_key": "{}",
     "generator.weight_sync_dir": "s3://bucket/weights?X-Amz-Signature={}",
+    "generator.delta_weight_sync.sync_dir": "s3://bucket/deltas?X-Amz-Signature={}",
 }
 VARIABLES = (
     *("OPENAI_API_KEY", "FLEET_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"),

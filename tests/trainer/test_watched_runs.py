@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shutil
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from skyfleet.trainer.alerting import RunAlerts, build_alerts, check_watching
 from skyfleet.trainer.assemble import GivenObjects
 from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.tasks import load_sources
-from skyfleet.trainer.training_run import run_training
+from skyfleet.trainer.training_run import open_training_run, run_training
 from skyfleet.trajectories.trajectory import Trajectory
 
 
@@ -204,6 +206,22 @@ def test_the_last_row_is_served_while_the_run_goes_on(tmp_path: Path) -> None:
     finally:
         tracker.close()
     assert 'skyfleet_reward_pass_at_4{run="test_run",where="github"} 0.5' in text
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(None, "finished"), (ValueError("a loss"), "failed"), (asyncio.CancelledError(), "killed")],
+)
+async def test_trackers_learn_how_the_run_ended(
+    tmp_path: Path, error: BaseException | None, state: str
+) -> None:
+    told: list[str] = []
+    with suppress(ValueError, asyncio.CancelledError):
+        async with open_training_run(small_config(tmp_path / "run")) as run:
+            run.log.finish = lambda state="finished": told.append(state)  # type: ignore[method-assign]
+            if error is not None:
+                raise error
+    assert told[0] == state
 
 
 @pytest.mark.exhaustive

@@ -96,7 +96,10 @@ def make_sample(
         logprobs=tuple(transcript.logprobs[:end]),
         advantages=_broadcast(advantage, loss_mask),
         # Weights may change between two turns; the oldest version determines the staleness.
-        policy_version=min(transcript.policy_versions, default=0),
+        policy_version=min(
+            (*transcript.policy_versions, *(version for _, version in transcript.version_changes)),
+            default=0,
+        ),
         attempt=attempt,
         group_rewards=group_rewards,
         step_rewards=_list_step_rewards(turns, len(spans)) if turns else (),

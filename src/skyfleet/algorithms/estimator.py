@@ -65,7 +65,11 @@ def find_equal_rewards_filter(config: RunConfig) -> str | None:
         return None  # a single attempt is always kept
     if kind is not None:
         return f"trainer.algorithm.dynamic_sampling.type={kind}"
-    return "trainer.algorithm.zero_variance_filter=true" if algorithm.zero_variance_filter else None
+    if algorithm.zero_variance_filter:
+        return "trainer.algorithm.zero_variance_filter=true"
+    rules = config.trainer.fully_async
+    refills = rules.enabled and rules.sample_full_batch
+    return "trainer.fully_async.sample_full_batch=true" if refills else None
 
 
 def estimator_from_function(

@@ -222,6 +222,14 @@ def build_filter(config: RunConfig) -> Callable[[Sequence[Group]], FilterResult]
     return filter_groups
 
 
+def drops_zero_variance(config: RunConfig) -> bool:
+    """Whether groups of equal rewards are dropped, apart from dynamic sampling."""
+    refill = config.trainer.fully_async
+    return config.trainer.algorithm.zero_variance_filter or (
+        refill.enabled and refill.sample_full_batch
+    )
+
+
 def _drop_uninformative(config: RunConfig, groups: Sequence[Group], at_least: int) -> FilterResult:
     algorithm, batch_size = config.trainer.algorithm, config.trainer.train_batch_size
     dynamic, tolerance = algorithm.dynamic_sampling, algorithm.zero_variance_filter_tol
@@ -239,7 +247,7 @@ def _drop_uninformative(config: RunConfig, groups: Sequence[Group], at_least: in
             min_replace_ratio=dynamic.min_replace_ratio,
             tolerance=tolerance,
         )
-    elif algorithm.zero_variance_filter:
+    elif drops_zero_variance(config):
         kept = drop_zero_variance(graded.groups, tolerance=tolerance)
     # Not `+`, which drops counts of zero.
     return FilterResult(

@@ -45,6 +45,7 @@ def algorithm_errors(config: RunConfig) -> list[str]:
     errors += _engine_logprob_errors(config, loss)
     if loss is not None:
         errors += [*_correction_errors(config, loss), *loss.errors(config)]
+    errors += _staleness_errors(config, loss)
     return errors
 
 
@@ -170,6 +171,46 @@ def _engine_logprob_errors(config: RunConfig, loss: PolicyLoss | None) -> Iterat
             "another temperature; set generator.sampling_params.top_p=1, top_k=-1 and min_p=0, and "
             "leave trainer.algorithm.temperature out"
         )
+
+
+def _staleness_errors(config: RunConfig, loss: PolicyLoss | None) -> Iterator[str]:
+    """Tokens of an earlier policy need the ratio of the learner's logprobs to the engine's."""
+    rules, algorithm = config.trainer.fully_async, config.trainer.algorithm
+    if not rules.enabled or not rules.max_staleness_steps:
+        return
+    key = f"trainer.fully_async.max_staleness_steps={rules.max_staleness_steps}"
+    sampling = config.generator.sampling_params
+    if sampling.truncates or sampling.temperature != algorithm.temperature:
+        yield (
+            f"{key} weights stale tokens by the ratio of the learner's to the engine's logprobs, and "
+            "the engine sampled from a part of the vocabulary or at another temperature; set "
+            "generator.sampling_params.top_p=1, top_k=-1 and min_p=0 and leave "
+            "trainer.algorithm.temperature out, or set max_staleness_steps=0"
+        )
+    if loss is not None and loss.build_selector:
+        yield (
+            f"{key}, but {LOSS_KEY}={algorithm.policy_loss_type} takes no correction for stale "
+            "tokens; choose another loss, such as regular, or set max_staleness_steps=0"
+        )
+
+
+def correct_stale_samples(config: RunConfig) -> RunConfig:
+    """With samples of earlier policies and no correction configured: token TIS.
+
+    With old logprobs of the policy before the step this is decoupled PPO (AReaL, arXiv 2505.24298)
+    with a truncated weight. A loss whose ratio is to the engine's logprobs needs no other.
+    """
+    rules, algorithm = config.trainer.fully_async, config.trainer.algorithm
+    correction, loss = algorithm.off_policy_correction, find_policy_loss(algorithm.policy_loss_type)
+    is_stale = rules.enabled and rules.max_staleness_steps > 0
+    has_old_ratio = loss is None or (loss.ratio_to(algorithm) == "old" and not loss.build_selector)
+    if not is_stale or correction.active or not has_old_ratio:
+        return config
+    changed = algorithm.model_copy(
+        update={"off_policy_correction": correction.model_copy(update={"tis_ratio_type": "token"})}
+    )
+    trainer = config.trainer.model_copy(update={"algorithm": changed})
+    return config.model_copy(update={"trainer": trainer})
 
 
 def _group_warnings(config: RunConfig) -> Iterator[str]:

@@ -143,7 +143,7 @@ class Trainer:
             yield step
 
     async def __aenter__(self) -> Trainer:
-        from skyfleet.trainer.loop import train_steps
+        from skyfleet.trainer.loops import train_steps
         from skyfleet.trainer.training_run import open_training_run
 
         directory = find_working_directory()  # it may have changed since __init__
@@ -177,7 +177,7 @@ class Trainer:
                 self._outcome = conclude(run)
         finally:
             self._plan.callback_tasks.cancel()
-            await self._closing.aclose()
+            await self._closing.__aexit__(kind, error, traceback)
 
     async def __aiter__(self) -> AsyncIterator[StepResult]:
         while (step := await self._next()) is not None:

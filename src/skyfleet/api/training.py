@@ -147,7 +147,7 @@ async def _run_training(plan: TrainingPlan, arguments: TrainArguments) -> Traini
 
 async def _run_with_callbacks(plan: TrainingPlan) -> TrainingOutcome:
     """`run_training`, which also awaits what async callbacks return after each step."""
-    from skyfleet.trainer.loop import train_steps
+    from skyfleet.trainer.loops import train_steps
     from skyfleet.trainer.training_run import conclude, open_training_run
 
     context = open_training_run(plan.config, given=plan.given, on_progress=plan.report_progress)

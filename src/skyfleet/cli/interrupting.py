@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from skyfleet.terminal import print
@@ -40,3 +43,12 @@ def exit_interrupted(sentence: Callable[[], str], sent: signal.Signals = signal.
     print(f"\n{sentence()}", flush=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(128 + sent)
+
+
+def repeat_command() -> str:
+    """This process's own command, for a shell."""
+    program, *arguments = sys.argv
+    is_module = Path(program).name == "__main__.py"  # python -m skyfleet
+    return shlex.join(
+        [*([sys.executable, "-m", "skyfleet"] if is_module else [program]), *arguments]
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,7 +56,7 @@ def launch_command(
     dry_run: DryRun = False,
 ) -> None:
     """Launch a configuration or a task file on the cheapest cloud, or resume a run under its name."""
-    from skyfleet.launch.plan import LaunchOptions
+    from skyfleet.launch.plan import LaunchOptions, check_resumable
     from skyfleet.launch.source_commit import find_commit
 
     commit = find_commit(Path.cwd())
@@ -74,9 +75,13 @@ def launch_command(
         disk_gb=disk_gb,
         memory_gb=memory_gb,
         wandb=wandb,
+        has_aws_keys=bool(os.environ.get("AWS_ACCESS_KEY_ID")),
+        resumes=bool(resume),
         variables=parse_variables(env or []),
     )
     plan = _plan(config_args or [], options, commit)
+    if resume:
+        plan = replace(plan, notes=(*plan.notes, check_resumable(plan)))
     if dry_run:
         _show_dry_run(plan)
         return
@@ -150,6 +155,8 @@ def launch_plan(plan: LaunchPlan, *, root: Path, spot: bool, attach: bool) -> No
         print(f"wrote {path} from the environment")
     kept = write_task(plan.text, LAUNCHES, plan.run_name)
     print(f"launching {plan.run_name}; its task file is {kept}")
+    for line in plan.notes[1:]:
+        print(line)
     if not attach:
         launch_task(task, plan.run_name, spot=spot)
         print(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from skyfleet.cli.launch import LAUNCHES
 from skyfleet.terminal import print
 
 runs_app = typer.Typer(
@@ -17,11 +18,12 @@ Name = Annotated[str, typer.Argument(help="The name of a run, as `skyfleet runs 
 
 @runs_app.command("list")
 def list_command() -> None:
-    """List the runs that SkyPilot knows, newest first."""
+    """List the runs that SkyPilot knows, newest first: those named fleet_*, and all launched here."""
     from skyfleet.analysis.formatting import table
     from skyfleet.launch.sky import list_runs
 
-    runs = list_runs()
+    launched_here = {path.stem for path in LAUNCHES.glob("*.yaml")}
+    runs = list_runs(lambda name: name.startswith("fleet_") or name in launched_here)
     if not runs:
         print("no runs; skyfleet launch starts one")
         return

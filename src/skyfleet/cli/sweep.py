@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyfleet.cli.arguments import DryRun
-from skyfleet.cli.interrupting import exit_interrupted
+from skyfleet.cli.interrupting import exit_interrupted, repeat_command
 from skyfleet.cli.launch import launch_plan, parse_variables
 from skyfleet.errors import ConfigError
 from skyfleet.terminal import print
@@ -108,7 +106,7 @@ def _run(plan: SweepPlan, runner: Runner | None) -> SweepResults:
         except (KeyboardInterrupt, SweepInterruptedError) as end:
             write(read_record(plan.folder))
             sent = end.sent if isinstance(end, SweepInterruptedError) else signal.SIGINT
-            exit_interrupted(lambda: f"Interrupted. To continue: {shlex.join(sys.argv)}", sent)
+            exit_interrupted(lambda: f"Interrupted. To continue: {repeat_command()}", sent)
         return write(record)
 
 

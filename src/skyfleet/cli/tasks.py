@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,7 +38,7 @@ def list_command(source: Source) -> None:
 @tasks_app.command("export")
 def export_command(
     sources: Annotated[list[str], typer.Argument(help="Task files, or world:github?count=20.")],
-    output: Annotated[Path, typer.Option(help="A .json, .jsonl or .parquet file.")],
+    output: Annotated[str, typer.Option(help="A .json, .jsonl or .parquet file, or s3://….")],
 ) -> None:
     """Write tasks to a file, as raw rows."""
     from skyfleet.tasks.loading import write_tasks

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import signal
-import sys
 from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skyfleet.cli.arguments import ConfigArgs, DryRun, config_from, show_plan
-from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
+from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted, repeat_command
 from skyfleet.errors import ConfigError, NoLearningSignalError
 from skyfleet.terminal import print
 
@@ -92,7 +90,7 @@ def _describe_saved(config: RunConfig, directory: Path) -> str:
     saved = find_checkpoint(directory / given, "latest")
     if saved is None:
         return "Nothing was saved yet."
-    return f"The last checkpoint is {given / saved.folder.name}. To resume: {shlex.join(sys.argv)}"
+    return f"The last checkpoint is {given / saved.folder.name}. To resume: {repeat_command()}"
 
 
 def _show_dry_run(config: RunConfig) -> None:

@@ -48,6 +48,14 @@ class ChatTemplate(Section):
     """A template to use instead of the tokenizer's own."""
 
 
+class DeltaWeightSync(Section):
+    sync_dir: str | None = None
+    """A folder or bucket (s3://, gs://, az://) for this run alone, to which the trainer writes versions \
+of the weights and from which the engines read them."""
+    max_file_size_in_gb: float = Field(1.0, gt=0)
+    """Of the files that a version is written as."""
+
+
 class Generator(Section):
     n_samples_per_prompt: int = Field(4, ge=1)
     """Attempts per group. Fleet's value; SkyRL's default is 5."""
@@ -110,6 +118,12 @@ openai from inference-only servers. SkyRL's default is vllm."""
     """A server or endpoint must answer the first request, before any episode, within this time. SkyRL \
 has no such key."""
     weight_sync_backend: Literal["nccl", "gloo", "delta"] = "nccl"
+    """How vLLM gets weights: delta through compressed deltas in delta_weight_sync.sync_dir, for servers \
+far away; otherwise by CUDA IPC on the learner's GPU, and by a file elsewhere. nccl and gloo are the \
+backends of transfer groups with engines in other processes."""
+    weight_transfer_threshold_cuda_ipc_GB: float = Field(1.0, gt=0)
+    """Size of the buckets in which engines in other processes get weights, by CUDA IPC or broadcast."""
+    delta_weight_sync: DeltaWeightSync = DeltaWeightSync()
     weight_sync_dir: str | None = None
     """A folder that the trainer and the vLLM servers share, through which weights are pushed; null uses \
 this machine's memory, for servers on this machine. SkyRL has no such key."""
@@ -144,6 +158,7 @@ this machine's memory, for servers on this machine. SkyRL has no such key."""
                 f"{self.max_turns}; set generator.max_turns=1 or generator.batched=false"
             )
         yield from self._find_server_problems()
+        yield from self._find_delta_problems()
         parser, template = self.tool_call_parser, self.chat_template
         if parser is not None and parser not in TOOL_CALL_PARSERS:
             yield f"generator.tool_call_parser={parser!r}; choose from {sorted(TOOL_CALL_PARSERS)}"
@@ -151,6 +166,13 @@ this machine's memory, for servers on this machine. SkyRL has no such key."""
             yield (
                 f"generator.chat_template.name_or_path={template.name_or_path!r}; choose from "
                 f"{sorted(CHAT_TEMPLATES)}, or set generator.chat_template.source=file"
+            )
+
+    def _find_delta_problems(self) -> Iterator[str]:
+        if self.weight_sync_backend == "delta" and self.delta_weight_sync.sync_dir is None:
+            yield (
+                "generator.weight_sync_backend='delta' needs a folder or bucket for the weights; set "
+                "generator.delta_weight_sync.sync_dir=s3://bucket/run, or use nccl"
             )
 
     def _find_server_problems(self) -> Iterator[str]:

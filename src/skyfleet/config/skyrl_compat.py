@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 _MOVED = (
     "async_engine",
     "backend",
+    "delta_weight_sync",
     "enable_chunked_prefill",
     "enable_http_endpoint",
     "enable_prefix_caching",
@@ -185,9 +186,20 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
         backends=("openai",),
         remedy=f"only servers have a model name; for one use {_SERVERS}",
     ),
-    _value("generator.weight_sync_dir", backends=("vllm", "openai"), remedy=_LEARNER_WEIGHTS),
+    *(
+        _value(f"generator.{name}", backends=("vllm", "openai"), remedy=_LEARNER_WEIGHTS)
+        for name in (
+            "weight_sync_dir",
+            "weight_sync_backend",
+            "delta_weight_sync.sync_dir",
+            "delta_weight_sync.max_file_size_in_gb",
+        )
+    ),
     _value("trainer.placement.colocate_all", backends=("vllm", "openai"), remedy=_LEARNER_WEIGHTS),
-    _value("generator.weight_sync_backend", remedy="weights do not travel between machines"),
+    _value(
+        "generator.weight_transfer_threshold_cuda_ipc_GB",
+        remedy="vLLM on the learner's GPU reads all weights in place, and no other engine is here",
+    ),
     # On no section: accepted because the scripts of SkyRL and Fleet set them.
     _value("generator.async_engine", True, remedy="requests always join a running batch"),
     _value(
@@ -219,6 +231,7 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
 
 
 _ENGINE_SERVERS = "it steers engines across a cluster; drop it: weights are pushed by the trainer"
+_DELTAS = "it tunes copies of the weights on disk; drop it: engines keep theirs in memory"
 _SERVE = "`skyfleet serve` serves a policy over HTTP; drop it"
 _NAMED_SERVERS = "set generator.remote_inference_engine_urls instead"
 _VLLM_TUNING = (
@@ -267,8 +280,9 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "trainer.gradient_checkpointing_use_reentrant": (
         "it selects PyTorch's older checkpointing; drop it"
     ),
-    "trainer.fully_async": (
-        "it trains on stale episodes during rollouts; drop it: rollouts and updates alternate"
+    "trainer.fully_async.simulate_*": (
+        "it replaces training by a pause to measure rollouts; drop it and use "
+        "benchmarks/async_learning.py"
     ),
     "trainer.recompute_old_logprobs_per_minibatch": (
         "old log-probabilities do not depend on how a batch is split; drop it"
@@ -287,8 +301,11 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "generator.enable_http_endpoint": _SERVE,
     "generator.http_endpoint_*": _SERVE,
     "generator.override_existing_update_group": _ENGINE_SERVERS,
-    "generator.weight_transfer_threshold_cuda_ipc_GB": _ENGINE_SERVERS,
-    "generator.inference_engine.delta_weight_sync": _ENGINE_SERVERS,
+    "generator.delta_weight_sync.local_checkpoint_dir": _DELTAS,
+    "generator.delta_weight_sync.publish_*": _DELTAS,
+    "generator.delta_weight_sync.cloud_download_workers": _DELTAS,
+    "generator.delta_weight_sync.checkpoint_load_format": _DELTAS,
+    "generator.delta_weight_sync.multi_thread_safetensors_max_workers": _DELTAS,
     "generator.inference_engine.offload_kv_for_weight_sync": _ENGINE_SERVERS,
     "generator.inference_engine.router_init_kwargs": _ENGINE_SERVERS,
     "generator.inference_engine.enable_pd": _ENGINE_SERVERS,

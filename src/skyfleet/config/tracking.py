@@ -11,6 +11,13 @@ from skyfleet.config.section import Section
 Logger = Literal["console", "jsonl", "tensorboard", "wandb", "trackio", "mlflow"]
 
 
+def list_wandb_keys(modality: str | None) -> list[str]:
+    """The variables that hold W&B's API key for a modality, the first that is set counts."""
+    own = [f"WANDB_API_KEY_{modality.upper()}"] if modality else []
+    shared = ["WANDB_API_KEY_TOOL_USE"] if modality == "both" else []
+    return [*own, *shared, "WANDB_API_KEY"]
+
+
 class Wandb(Section):
     """The API key is WANDB_API_KEY_{MODALITY}, such as WANDB_API_KEY_TOOL_USE, or WANDB_API_KEY."""
 

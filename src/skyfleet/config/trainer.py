@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from skyfleet.config.algorithm import Algorithm
+from skyfleet.config.fully_async import FullyAsync
 from skyfleet.config.policy import Critic, Policy, Ref
 from skyfleet.config.section import PositiveOrMinusOne, Section, as_list
 from skyfleet.config.tracking import Alerts, Logger, Prometheus, Wandb
@@ -74,6 +75,7 @@ class Trainer(Section):
     warm_start: WarmStart = WarmStart()
     sentinels: Sentinels = Sentinels()
     placement: Placement = Placement()
+    fully_async: FullyAsync = FullyAsync()
     rope_scaling: RopeScaling | None = None
     strategy: Literal["single", "fsdp", "megatron"] = "single"
     """single trains on one device. SkyRL's default is fsdp."""
@@ -187,6 +189,7 @@ OTEL_EXPORTER_OTLP_ENDPOINT."""
                 f"trainer.policy_mini_batch_size={mini}; "
                 f"set trainer.train_batch_size to {batch - batch % mini}"
             )
+        yield from self.fully_async.find_conflicts(batch)
         if self.resume_mode == "from_path" and not self.resume_path:
             yield "trainer.resume_mode=from_path needs trainer.resume_path; set it or use latest"
         path = self.ref.model.path
@@ -196,6 +199,16 @@ OTEL_EXPORTER_OTLP_ENDPOINT."""
                 "model than the policy; set it to false or leave trainer.ref.model.path out"
             )
         yield from self._find_rope_problems()
+
+    def count_kept_checkpoints(self, *, uploads: bool) -> int | None:
+        """Checkpoints on the disk at once, beside one that is being written; None: all of them."""
+        # Those of step 0, of the best step and of a renewed KL reference stay.
+        protected = 3 if self.update_ref_every_epoch else 2
+        # Of uploaded checkpoints the newest stays, and the one before it until the newest is uploaded.
+        limits = [2 + protected] if uploads else []
+        if self.max_ckpts_to_keep > 0:
+            limits.append(self.max_ckpts_to_keep + protected)
+        return min(limits, default=None)
 
     def _find_rope_problems(self) -> Iterator[str]:
         if self.rope_scaling is None:

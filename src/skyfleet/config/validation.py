@@ -157,6 +157,29 @@ def check_dynamic_sampling_group(config: RunConfig) -> Iterator[str]:
         )
 
 
+def check_asynchronous(config: RunConfig) -> Iterator[str]:
+    trainer, dynamic = config.trainer, config.trainer.algorithm.dynamic_sampling.type
+    if not trainer.fully_async.enabled:
+        return
+    if dynamic is not None:
+        yield (
+            f"trainer.algorithm.dynamic_sampling.type={dynamic} collects whole batches, and "
+            "trainer.fully_async.enabled=true single groups; set it to null and "
+            "trainer.fully_async.sample_full_batch=true"
+        )
+    if trainer.fully_async.sample_full_batch and config.generator.n_samples_per_prompt == 1:
+        yield (
+            "trainer.fully_async.sample_full_batch=true looks for groups whose attempts earned "
+            "different rewards, but generator.n_samples_per_prompt=1; set it to 2 or more"
+        )
+    if config.generator.backend == "vllm" and trainer.placement.colocate_all:
+        yield (
+            "trainer.fully_async.enabled=true with generator.backend=vllm and "
+            "trainer.placement.colocate_all=true: vLLM would sleep during every update; set "
+            "trainer.placement.colocate_all=false"
+        )
+
+
 def uses_native_tool_calling(config: RunConfig) -> bool:
     """Whether messages and tools go to the engine unrendered; both sections must agree."""
     return all(get_native_flags(config).values())
@@ -204,6 +227,7 @@ CONFLICT_CHECKS: tuple[Check, ...] = (
     check_dynamic_sampling_group,
     check_native_tool_calling,
     check_demonstrations,
+    check_asynchronous,
 )
 
 TRAINING_CHECKS: tuple[Check, ...] = (

@@ -1,8 +1,8 @@
-"""EmbeddedEngine: continuous batching on a CPU over the learner's own weights.
+"""EmbeddedEngine: continuous batching on a CPU, usually over the learner's own weights.
 
 Every step serves all sessions at once: running sequences decode their next token, and new requests
-prefill the tokens that are not cached. Weights are not copied: a new `policy_version` drops the KV
-cache.
+prefill the tokens that are not cached. A new `policy_version` drops the KV cache, or with
+`keeps_cache` only what new sessions could have shared of it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,19 @@ class _Request:
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """The version at the start.
-
-    If weights change while the request runs, the oldest version counts.
-    """
+    """The version that sampled the first token."""
     rng: np.random.Generator
     row: Row | None = None
     logprobs: list[float] = field(default_factory=list)
+    version_changes: list[tuple[int, int]] = field(default_factory=list)
+
+    def note_version(self, version: int) -> None:
+        """`version` samples the next token."""
+        newest = self.version_changes[-1][1] if self.version_changes else self.policy_version
+        if not self.logprobs:
+            self.policy_version = version
+        elif version != newest:
+            self.version_changes.append((len(self.logprobs), version))
 
     @property
     def sampled(self) -> list[int]:
@@ -58,8 +64,13 @@ class EmbeddedEngine:
         capacity: int,
         max_num_batched_tokens: int = 8192,
         memory_plan: str = "",
+        keeps_cache: bool = False,
     ) -> None:
-        """`memory_plan` describes the memory that was planned, for an error message."""
+        """`memory_plan` describes the memory that was planned, for an error message.
+
+        `keeps_cache`: sessions that are open when new weights arrive keep their KV cache.
+        """
+        self._keeps_cache = keeps_cache
         self._decoder = decoder
         self._decode_text = decode_text
         """For stop strings, which are matched in text."""
@@ -87,7 +98,10 @@ class EmbeddedEngine:
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         if version != self._policy_version:
-            self._drop_cache()
+            if self._keeps_cache:
+                self._cache.stop_sharing()
+            else:
+                self._drop_cache()
         self._policy_version = version
 
     async def generate(
@@ -249,6 +263,7 @@ class EmbeddedEngine:
 
     def _append(self, request: _Request, token: int, logprob: float) -> None:
         """Append a sampled token, and complete the request if the turn ended."""
+        request.note_version(self._policy_version)
         request.token_ids.append(token)
         request.logprobs.append(logprob)
         finish = detect_finish(request.sampling, request.sampled, self._decode_text)
@@ -261,6 +276,7 @@ class EmbeddedEngine:
                 logprobs=tuple(request.logprobs),
                 finish=finish,
                 policy_version=request.policy_version,
+                version_changes=tuple(request.version_changes),
             )
         )
 

@@ -297,8 +297,22 @@ class EnginePool(ReplicaPool[Engine]):
             token_ids=tuple(token_ids),
             logprobs=(first.logprobs + second.logprobs)[: len(token_ids)],
             finish=finish,
-            policy_version=min(first.policy_version, second.policy_version),
+            policy_version=first.policy_version,
+            version_changes=tuple(
+                (at, version)
+                for at, version in _join_versions(first, second)
+                if at < len(token_ids)
+            ),
         )
+
+
+def _join_versions(first: Completion, second: Completion) -> list[tuple[int, int]]:
+    """The version changes of a completion that another engine call continued."""
+    n, changes = len(first.token_ids), list(first.version_changes)
+    newest = changes[-1][1] if changes else first.policy_version
+    if second.policy_version != newest:
+        changes.append((n, second.policy_version))
+    return changes + [(n + at, version) for at, version in second.version_changes]
 
 
 class ChatEnginePool(ReplicaPool[ChatEngine]):

@@ -53,6 +53,8 @@ def build_embedded_engine(
     The KV cache of the CUDA engine leaves `learner_bytes` free.
     """
     generator, capacity = config.generator, config.max_episode_tokens
+    rules = config.trainer.fully_async
+    keeps_cache = rules.enabled and not rules.clear_kv_cache_on_weight_sync
     if decoder.device.type != "cuda" or not decoder.is_fused:
         return EmbeddedEngine(
             decoder,
@@ -61,6 +63,7 @@ def build_embedded_engine(
             capacity=capacity,
             max_num_batched_tokens=generator.max_num_batched_tokens,
             memory_plan=memory_plan,
+            keeps_cache=keeps_cache,
         )
     free_bytes, _ = torch.cuda.mem_get_info(decoder.device)
     return CudaEngine(
@@ -73,6 +76,7 @@ def build_embedded_engine(
             0, min(int(free_bytes * generator.gpu_memory_utilization), free_bytes - learner_bytes)
         ),
         memory_plan=memory_plan,
+        keeps_cache=keeps_cache,
     )
 
 
@@ -251,6 +255,8 @@ EngineOffload = Callable[[], AbstractAsyncContextManager[None]]
 
 def build_engine_offload(config: RunConfig, engine: Engine) -> EngineOffload:
     """A context for the learner's update: engines that share its memory sleep inside it."""
+    if config.trainer.fully_async.enabled:
+        return nullcontext  # it samples during the update, with weights of its own
     if isinstance(engine, EmbeddedEngine):
         # New weights drop its KV cache anyway; the learner can use that memory.
         return partial(_asleep, engine)

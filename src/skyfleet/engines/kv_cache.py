@@ -27,6 +27,8 @@ class Row:
     """The tokens whose keys and values the row holds."""
     block_hashes: list[int] = field(default_factory=list)
     """One per full block, of the whole prefix up to the block's end."""
+    is_shared: bool = True
+    """False once weights arrived that did not compute what it holds."""
 
 
 class KVCache:
@@ -38,6 +40,7 @@ class KVCache:
         """Per layer [rows, kv heads, tokens, head dim]; empty until the first token."""
         self.values: list[Tensor] = []
         self._free = [Row(index) for index in range(rows)]
+        self._used: list[Row] = []
         self._cached: dict[int, Row] = {}
         """Hash of a prefix -> a row that holds it, in use or released and not yet reused."""
 
@@ -89,10 +92,22 @@ class KVCache:
         row = min(self._free, key=lambda free: free.index)
         self._free.remove(row)
         self.truncate(row)
+        row.is_shared = True
+        self._used.append(row)
         return row
 
     def release(self, row: Row) -> None:
+        self._used.remove(row)
         self._free.append(row)
+        if not row.is_shared:
+            self.truncate(row)
+
+    def stop_sharing(self) -> None:
+        """New weights arrived: rows in use keep what they hold, and no other row copies it."""
+        self.reset_prefix_cache()
+        self._cached.clear()
+        for row in self._used:
+            row.is_shared = False
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached content, because the weights changed. All rows must be free."""
@@ -130,7 +145,8 @@ class KVCache:
         row.token_ids.extend(token_ids)
         for block_hash in hash_blocks(row.token_ids, row.block_hashes):
             row.block_hashes.append(block_hash)
-            self._cached.setdefault(block_hash, row)
+            if row.is_shared:
+                self._cached.setdefault(block_hash, row)
 
     def truncate(self, row: Row, *, keep: int = 0) -> None:
         """Drop all but the first `keep` tokens of a row."""

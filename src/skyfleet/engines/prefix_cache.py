@@ -15,12 +15,13 @@ BLOCK_SIZE = 16
 HolderT = TypeVar("HolderT")
 
 
-def hash_blocks(token_ids: Sequence[int], known: Sequence[int] = ()) -> list[int]:
+def hash_blocks(token_ids: Sequence[int], known: Sequence[int] = (), *, salt: int = 0) -> list[int]:
     """Return the hashes of all full blocks past the `known` ones, which cover the first blocks.
 
     Each hash includes the hash before it, so one hash identifies the whole prefix up to its block.
+    Blocks with another `salt` have other hashes.
     """
-    block_hash = known[-1] if known else 0
+    block_hash = known[-1] if known else salt
     new: list[int] = []
     for start in range(len(known) * BLOCK_SIZE, len(token_ids) - BLOCK_SIZE + 1, BLOCK_SIZE):
         block_hash = hash((block_hash, *token_ids[start : start + BLOCK_SIZE]))

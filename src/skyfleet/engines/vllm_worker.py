@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from skyfleet.models.weights import read_model_sizes, weight_checksum
+from skyfleet.weight_transfer.delta_receiver import DeltaReceiver
+from skyfleet.weight_transfer.receiver import WeightReceiver
 
 _DEVICE_ARGUMENT = 6
 """Index of the sender's device number, which may differ in the receiving process."""
@@ -29,6 +31,8 @@ class WeightUpdateExtension:
     model_runner: Any
     vllm_config: Any
     _skyfleet_given: Mapping[str, list[int]] = MappingProxyType({})
+    _skyfleet_deltas: DeltaReceiver | None = None
+    _skyfleet_receiver: WeightReceiver | None = None
 
     def skyfleet_device(self) -> str:
         return device_name(self.device)
@@ -65,6 +69,29 @@ class WeightUpdateExtension:
             arguments[_DEVICE_ARGUMENT] = self.device.index
         self._skyfleet_load((name, _open_handle(arguments)) for name, arguments in handles)
         torch.cuda.synchronize(self.device)
+
+    def skyfleet_fetch_delta(self, sync_dir: str, version: int) -> None:
+        """Fetch a version of the weights from a folder or bucket; the engine may go on meanwhile."""
+        receiver = self._skyfleet_deltas
+        if receiver is None or receiver.sync_dir != sync_dir:
+            self._skyfleet_deltas = receiver = DeltaReceiver(sync_dir)
+        receiver.fetch(version)
+
+    def skyfleet_load_delta(self, _: str) -> None:
+        """Load the weights that were fetched."""
+        assert self._skyfleet_deltas is not None, "no weights were fetched"
+        self._skyfleet_load(self._skyfleet_deltas.named_weights(with_aliases=False))
+
+    def skyfleet_join_group(self, settings: dict[str, Any]) -> None:
+        """Join a transfer group as the rank that follows `first_rank` by this worker's own."""
+        options = dict(settings)
+        rank = options.pop("first_rank") + getattr(self, "rank", 0)
+        self._skyfleet_receiver = WeightReceiver(rank=rank, device=self.device, **options)
+
+    def skyfleet_receive(self, _: str) -> None:
+        """Load the weights that the sender of the group sends now."""
+        assert self._skyfleet_receiver is not None, "the worker is in no transfer group"
+        self._skyfleet_load(self._skyfleet_receiver.stream())
 
     def skyfleet_sums(self, shapes: dict[str, list[int]]) -> dict[str, dict[str, list[int]]]:
         """Checksums of the weights as vLLM received them last ("given"), and as it holds them

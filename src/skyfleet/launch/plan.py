@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.config.extras import list_extras
 from skyfleet.config.loading import load_config_file, preset_names
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import uses_fleet
-from skyfleet.errors import ConfigError
+from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.launch.resources import (
     build_resources,
     choose_clouds,
@@ -34,14 +36,16 @@ from skyfleet.launch.task_file import (
     join_overrides,
     render_task,
 )
+from skyfleet.redaction import redact, redact_value
 from skyfleet.secret_names import looks_secret
 from skyfleet.tracking.tracker import UNCONSTRAINED
+from skyfleet.trainer.bucket_layout import locate_checkpoints
 
 PREPARED = "data/fleet/"
 """Where the task's set-up writes the dataset."""
 DEFAULT_GPUS = "H200:1"
-MAX_RECOVERIES = 10
-"""How often a managed job is started again on a new machine after its own restarts are used up."""
+OUTAGE_EXIT_CODE = 75
+"""A managed job that ends with it, an outage that outlasted its own restarts, is started again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,10 @@ class LaunchOptions:
     """0: estimated, or what the task file says; so is memory_gb."""
     memory_gb: int = 0
     wandb: bool = True
+    has_aws_keys: bool = True
+    """Of the environment that launches; without them the default buckets cannot be written to."""
+    resumes: bool = False
+    """`run_name` is a run that was started before."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the task file, such as DATA_VERSION."""
 
@@ -73,6 +81,8 @@ class LaunchPlan:
     secret_names: SecretNames
     notes: tuple[str, ...]
     """What would happen, one sentence each."""
+    checkpoints: BucketCheckpoints | None
+    """Where the run's checkpoints are, or will be."""
 
 
 def plan_launch(
@@ -84,6 +94,7 @@ def plan_launch(
     commit: str = "",
 ) -> LaunchPlan:
     """Plan a configuration: check everything that can be checked before anything is paid for."""
+    _reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
     path = _locate_config(config_name, root)
     config = load_config_file(config_name, overrides)
     reject_literal_secrets(config)
@@ -93,11 +104,16 @@ def plan_launch(
         "MODALITY": modality,
         "CONFIG": path,
         "OVERRIDES": join_overrides(overrides),
+        "LOGGER": ",".join(dict.fromkeys([*config.trainer.logger, "wandb"])),
         "DATASET": "fleet" if _reads_prepared(config) else "",
         "EXTRAS": _choose_extras(config, wandb=options.wandb, nodes=nodes),
         **({} if _accepts_constraints(config) else {"CONSTRAINTS": ""}),
     }
-    uploads = bool({**DEFAULT_VARIABLES, **options.variables}["S3_CHECKPOINT_BUCKET"])
+    final = {**DEFAULT_VARIABLES, **variables, **_choose_buckets(config, options)}
+    final |= options.variables
+    uploads = bool(final["S3_CHECKPOINT_BUCKET"])
+    if options.variables.get("OVERRIDES"):
+        _check_config(final, root)
     task = LaunchTask(
         resources=build_resources(
             choose_clouds(options.cloud, spot=options.spot, num_nodes=nodes),
@@ -107,10 +123,10 @@ def plan_launch(
             memory_gb=options.memory_gb or estimate_memory_gb(config),
         ),
         secret_names=find_secret_names(config, wandb=options.wandb),
-        variables=variables,
+        variables={**variables, **_choose_buckets(config, options)},
         num_nodes=nodes,
     )
-    return _finish(build_task(task), config_name, options, commit)
+    return _finish(build_task(task), config_name, options, commit, config)
 
 
 def plan_task_file(
@@ -124,6 +140,7 @@ def plan_task_file(
 ) -> LaunchPlan:
     """Plan a task file that exists: its resources and variables hold where no option is given."""
     _check_task_file(built, title)
+    _reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
     resources: dict[str, Any] = dict(built["resources"])
     nodes = options.nodes or built.get("num_nodes", 1)
     given = [entry["infra"] for entry in resources.get("any_of", ())]
@@ -145,13 +162,14 @@ def plan_task_file(
     envs = {**built["envs"], **({"MODALITY": options.modality} if options.modality else {})}
     if overrides:
         envs["OVERRIDES"] = join_overrides([*envs["OVERRIDES"].splitlines(), *overrides])
-    _check_config({**envs, **options.variables}, root)
+    config = _check_config({**envs, **options.variables}, root)
+    envs |= _choose_buckets(config, options)
     if nodes > 1 and "ray" not in envs["EXTRAS"].split(","):
         envs["EXTRAS"] += ",ray"
     if not options.wandb:
         envs.pop("WANDB_API_KEY", None)
     changed = {**built, "resources": resources, "num_nodes": nodes, "envs": envs}
-    return _finish(changed, title, options, commit)
+    return _finish(changed, title, options, commit, config)
 
 
 def _check_task_file(built: Mapping[str, Any], title: str) -> None:
@@ -174,20 +192,43 @@ def _check_task_file(built: Mapping[str, Any], title: str) -> None:
             )
 
 
-def _check_config(envs: Mapping[str, str], root: Path) -> None:
+def _choose_buckets(config: RunConfig, options: LaunchOptions) -> dict[str, str]:
+    """The buckets of the configuration; else none where the defaults cannot be written to."""
+    named = {
+        "S3_CHECKPOINT_BUCKET": config.trainer.ckpt_bucket,
+        "S3_TRAJECTORY_BUCKET": config.trainer.trajectory_bucket,
+    }
+    given = {name: bucket for name, bucket in named.items() if bucket is not None}
+    given |= {name: options.variables[name] for name in named if name in options.variables}
+    if options.has_aws_keys:
+        return given
+    if options.resumes and not given.get("S3_CHECKPOINT_BUCKET"):
+        raise ConfigError(
+            "--resume reads the run's checkpoints from S3, and AWS_ACCESS_KEY_ID is not set; export it "
+            "and AWS_SECRET_ACCESS_KEY"
+        )
+    # A bucket that was named may be one that the machine's own role can write to.
+    return {**dict.fromkeys(named, ""), **given}
+
+
+def _check_config(envs: Mapping[str, str], root: Path) -> RunConfig:
     """Find the mistakes that would otherwise end the run after its machine is paid for."""
     name = envs["CONFIG"] or f"fleet_{envs['MODALITY']}"
     path = root / name
     config = load_config_file(path if path.is_file() else name, envs["OVERRIDES"].splitlines())
     reject_literal_secrets(config)
+    return config
 
 
 def is_task_file(tree: object) -> bool:
     return isinstance(tree, dict) and {"resources", "envs", "run"} <= tree.keys()
 
 
-def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: str) -> LaunchPlan:
+def _finish(
+    built: dict[str, Any], title: str, options: LaunchOptions, commit: str, config: RunConfig
+) -> LaunchPlan:
     envs: dict[str, str | None] = {**built["envs"], **options.variables}
+    _reject_secret_values(envs)
     modality = envs["MODALITY"] or ""
     if modality not in MODALITIES:
         raise ConfigError(f"--modality {modality} is unknown; use {', '.join(MODALITIES)}")
@@ -195,7 +236,7 @@ def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: s
     envs |= {"RUN_NAME": name, "GIT_COMMIT": commit}
     resources = dict(built["resources"])
     if options.spot:
-        resources["job_recovery"] = {"max_restarts_on_errors": MAX_RECOVERIES}
+        resources["job_recovery"] = {"recover_on_exit_codes": [OUTAGE_EXIT_CODE]}
     clouds = [entry["infra"] for entry in resources["any_of"]]
     secret_names = SecretNames(
         required=tuple(key for key, value in envs.items() if value is None),
@@ -211,6 +252,8 @@ def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: s
         f"secrets: {', '.join(secret_names.required) or 'none'}; if they are set: "
         f"{', '.join(secret_names.optional)}",
     ]
+    if not envs["S3_CHECKPOINT_BUCKET"]:
+        notes.append("nothing is uploaded: checkpoints stay on the machine and are lost with it")
     if built["num_nodes"] > 1 or not gpus.endswith(":1"):
         notes.append("this version trains on one GPU; only vLLM engines use the others")
     if not takes_itself_down(clouds):
@@ -222,7 +265,50 @@ def _finish(built: dict[str, Any], title: str, options: LaunchOptions, commit: s
         text=render_task(task, f"{title} on {where}"),
         secret_names=secret_names,
         notes=tuple(notes),
+        checkpoints=_locate_checkpoints(config, name, envs["S3_CHECKPOINT_BUCKET"]),
     )
+
+
+def _locate_checkpoints(
+    config: RunConfig, run_name: str, bucket: str | None
+) -> BucketCheckpoints | None:
+    changes = {"run_name": run_name, "ckpt_bucket": bucket or None}
+    trainer = config.trainer.model_copy(update=changes)
+    return locate_checkpoints(config.model_copy(update={"trainer": trainer}))
+
+
+def check_resumable(plan: LaunchPlan) -> str:
+    """Say from where the run would go on; ConfigError if its bucket has no checkpoint of it."""
+    if plan.checkpoints is None:
+        raise ConfigError(f"--resume {plan.run_name}: no bucket has its checkpoints")
+    try:
+        step = plan.checkpoints.find_newest()
+    except (OSError, MissingExtraError) as error:
+        return f"not checked whether {plan.run_name} has a checkpoint: {error}"
+    if step is None:
+        raise ConfigError(
+            f"--resume {plan.run_name}: {plan.checkpoints.address} has no complete checkpoint; correct "
+            "the name, or leave --resume out to start a new run"
+        )
+    return f"resumes from {plan.checkpoints.step_address(step)}"
+
+
+def _reject_run_name(overrides: Sequence[str]) -> None:
+    """The machine, the checkpoints, W&B and Slack have one name."""
+    for override in overrides:
+        if override.lstrip("+").startswith("trainer.run_name="):
+            raise ConfigError(f"{override}: the machine has the run's name too; use --run-name")
+
+
+def _reject_secret_values(envs: Mapping[str, str | None]) -> None:
+    """The variables are written to the task file, which is kept and shown."""
+    for name, value in envs.items():
+        lines = (value or "").splitlines()
+        if any(redact(line) != line for line in lines) or redact_value(lines) != lines:
+            raise ConfigError(
+                f"--env {name} holds a secret, which would be written to the task file; export it, and "
+                "name it in the configuration as ${oc.env:NAME}"
+            )
 
 
 def _locate_config(name: str, root: Path) -> str:
@@ -259,19 +345,10 @@ def _accepts_constraints(config: RunConfig) -> bool:
 
 
 def _choose_extras(config: RunConfig, *, wandb: bool, nodes: int) -> str:
-    trainer = config.trainer
-    extras = ["train", "s3", "slack"]  # Slack's client is small, and its token decides at the start
-    extras += [name for name in ("tensorboard", *UNCONSTRAINED) if name in trainer.logger]
-    if trainer.prometheus.port is not None:
-        extras.append("prometheus")
-    if trainer.tracing:
-        extras.append("otel")
+    # Slack's client is small, and its token decides at the start.
+    extras = ["train", "s3", "slack", *list_extras(config)]
     if wandb:
         extras.append("wandb")
-    if config.generator.backend == "vllm":
-        extras.append("vllm")
-    if config.environment.env_class in ("mcp", "openenv"):
-        extras.append(config.environment.env_class)
     if nodes > 1:
         extras.append("ray")
-    return ",".join(extras)
+    return ",".join(dict.fromkeys(extras))

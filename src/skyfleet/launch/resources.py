@@ -123,9 +123,7 @@ def estimate_disk_gb(config: RunConfig, *, uploads: bool) -> int:
     trained = billions if model.lora.rank == 0 else 0.02 * billions
     # Weights in bfloat16, and Adam's two moments and the master weights in float32.
     checkpoint_gb = 2 * billions + 12 * trained
-    keep = config.trainer.max_ckpts_to_keep
-    # Of uploaded checkpoints the newest stays, and the one before it until the newest is uploaded.
-    kept = keep if keep > 0 else 2 if uploads else _UNBOUNDED_CHECKPOINTS
+    kept = config.trainer.count_kept_checkpoints(uploads=uploads) or _UNBOUNDED_CHECKPOINTS
     total_gb = _SYSTEM_GB + _OUTPUT_GB + 2 * billions + (kept + 1) * checkpoint_gb
     return max(100, 50 * math.ceil(1.25 * total_gb / 50))
 

@@ -12,6 +12,7 @@ import yaml
 
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
+from skyfleet.config.tracking import list_wandb_keys
 from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError
 from skyfleet.redaction import MARK
@@ -21,12 +22,6 @@ OPTIONAL_SECRETS = (
     *("SLACK_BOT_TOKEN", "HF_TOKEN"),
 )
 """Sent if they are set here: buckets, the Slack thread, gated models."""
-WANDB_KEYS = {
-    "tool_use": "WANDB_API_KEY_TOOL_USE",
-    "computer_use": "WANDB_API_KEY_COMPUTER_USE",
-    "both": "WANDB_API_KEY_TOOL_USE",
-}
-"""The variable that replaces WANDB_API_KEY, by modality."""
 _MACHINE_VARIABLES = frozenset({"HOME", "USER", "PWD", "PATH", "TMPDIR", "HOSTNAME", "SHELL"})
 """Every machine has its own."""
 
@@ -64,11 +59,12 @@ def read_secrets(names: SecretNames, modality: str, environ: Mapping[str, str]) 
     values = {
         name: environ[name] for name in (*names.required, *names.optional) if environ.get(name)
     }
-    own_key = WANDB_KEYS[modality]
-    if "WANDB_API_KEY" in names.required and environ.get(own_key):
-        values["WANDB_API_KEY"] = environ[own_key]
+    keys = list_wandb_keys(modality)
+    if "WANDB_API_KEY" in names.required:
+        key = next((key for key in keys if environ.get(key)), None)
+        values |= {"WANDB_API_KEY": environ[key]} if key else {}
     if missing := [name for name in names.required if name not in values]:
-        hint = f" (or {own_key}, or --no-wandb)" if "WANDB_API_KEY" in missing else ""
+        hint = f" (or {keys[0]}, or --no-wandb)" if "WANDB_API_KEY" in missing else ""
         is_or_are = "is" if len(missing) == 1 else "are"
         raise ConfigError(
             f"{', '.join(missing)} {is_or_are} not set here and the run needs "

@@ -130,6 +130,10 @@ def follow_task(name: str, *, spot: bool, sleep: Callable[[float], None] = time.
                 code = sky.tail_logs(name, None, follow=True)
         except (sky.exceptions.ClusterNotUpError, sky.exceptions.ClusterDoesNotExist):
             return JobEnd.FAILED if spot else JobEnd.LOST
+        except (sky.exceptions.ApiServerConnectionError, ConnectionError, TimeoutError) as error:
+            logger.warning("SkyPilot's server does not answer: %s; asking again", _one_line(error))
+            sleep(RECONNECT_SECONDS)
+            continue
         if code != _NOT_FINISHED:
             return _END_BY_CODE.get(int(code or 0), JobEnd.FAILED)
         if not spot and not _is_up(sky, name):
@@ -166,8 +170,8 @@ def run_until_ended(
     raise LaunchError(f"{name} lost {MAX_MACHINES} machines; look at skyfleet runs logs {name}")
 
 
-def list_runs(prefix: str = "fleet_") -> list[LaunchedRun]:
-    """Clusters and managed jobs whose names start with the prefix, newest first."""
+def list_runs(named: Callable[[str], bool] = lambda _: True) -> list[LaunchedRun]:
+    """Clusters and managed jobs with such names, newest first."""
     sky = import_sky()
     found = [
         LaunchedRun(
@@ -179,9 +183,9 @@ def list_runs(prefix: str = "fleet_") -> list[LaunchedRun]:
             launched_at=float(record["launched_at"] or 0),
         )
         for record in sky.get(sky.status())
-        if record["name"].startswith(prefix)
+        if named(record["name"])
     ]
-    found += [run for run in _list_managed(sky) if run.name.startswith(prefix)]
+    found += [run for run in _list_managed(sky) if named(run.name)]
     return sorted(found, key=lambda run: -run.launched_at)
 
 
@@ -206,7 +210,7 @@ def _list_managed(sky: Any) -> list[LaunchedRun]:
 
 def find_run(name: str) -> LaunchedRun:
     """The newest run of that name."""
-    runs = list_runs(prefix="")
+    runs = list_runs()
     found = next((run for run in runs if run.name == name), None)
     if found is None:
         known = ", ".join(run.name for run in runs[:5]) or "none"

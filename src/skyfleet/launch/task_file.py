@@ -36,10 +36,13 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
     "S3_DATASET_BUCKET": "fleet-internal-datasets",
     "S3_CHECKPOINT_BUCKET": "skyrl-checkpoints",
     "S3_TRAJECTORY_BUCKET": "skyrl-trajectories",
+    "LOGGER": "console,wandb",
     "SLACK_CHANNEL": "fleet-training-runs",
     "DISABLE_SLACK": "false",
     "EXTRAS": "train,s3,slack,wandb",
     "CONSTRAINTS": "constraints.txt",
+    "OPENENV_REPOSITORY": "https://github.com/fleet-ai/OpenEnv",
+    "OPENENV_COMMIT": "009c1ed",
     "MAX_RESTARTS": "3",
     "PREFLIGHT": "1",
 }

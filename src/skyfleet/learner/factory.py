@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -199,14 +200,19 @@ def _load_initial_policy(config: RunConfig, policy_model: PolicyModel, folder: P
             "the policy before reinforcement learning; copy that checkpoint there or switch the KL "
             "off"
         )
-    module = _copy_policy(policy_model)
+    module = copy_policy(policy_model)
     load_weights(module, folder)
     return _freeze(module, config)
 
 
-def _copy_policy(policy_model: PolicyModel) -> nn.Module:
+def copy_policy(policy_model: PolicyModel) -> nn.Module:
     """A copy of the policy's current weights, with LoRA adapters merged."""
     return copy.deepcopy(strip_adapters(policy_model.loaded.module, merged=True))
+
+
+def copy_for_engine(config: RunConfig, policy_model: PolicyModel) -> PolicyModel:
+    """The policy with a copy of its weights, which an engine samples from during updates."""
+    return replace(policy_model, decoder=_freeze(copy_policy(policy_model), config))
 
 
 def _freeze(module: nn.Module, config: RunConfig) -> Decoder:
@@ -266,7 +272,7 @@ def _build_critic_body(
     """Another model than the policy is loaded at once, so that its errors appear at once."""
     max_positions = config.max_episode_tokens
     if path == config.trainer.policy.model.path:
-        return lambda: make_decoder(_copy_policy(policy_model), max_positions=max_positions)
+        return lambda: make_decoder(copy_policy(policy_model), max_positions=max_positions)
     body = make_decoder(
         load_auxiliary_model(config, policy_model, path, key="trainer.critic.model.path"),
         max_positions=max_positions,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 N_BLOCKS = 8
 """Sums per tensor: a single sum would not change if two halves were swapped."""
-_INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers that hold the bits of a weight, by its bytes per element."""
 
 
 def weight_checksum(weight: Tensor) -> Tensor:
@@ -19,7 +20,7 @@ def weight_checksum(weight: Tensor) -> Tensor:
 
 def weight_checksums(weights_B: Tensor) -> Tensor:
     """Checksums of stacked tensors, one row per tensor."""
-    bits = weights_B.detach().contiguous().view(_INT_DTYPES[weights_B.element_size()])
+    bits = weights_B.detach().contiguous().view(INT_DTYPES[weights_B.element_size()])
     bits = bits.reshape(len(bits), -1)
     if bits.shape[1] % N_BLOCKS:
         return bits.sum(dim=1, keepdim=True, dtype=torch.int64).repeat(1, N_BLOCKS)

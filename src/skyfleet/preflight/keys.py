@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from skyfleet.config.root import RunConfig
+from skyfleet.config.tracking import list_wandb_keys
 from skyfleet.envs.event_loop import run_loop
 from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
@@ -17,6 +18,7 @@ from skyfleet.envs.registry import uses_fleet
 from skyfleet.envs.tls import tls_context
 from skyfleet.preflight.check import CheckFailedError, Subject, check
 from skyfleet.redaction import remember_secrets
+from skyfleet.storage.objects import has_credentials
 from skyfleet.trainer.bucket_layout import read_bucket
 
 _REJECTED = (401, 403)
@@ -68,7 +70,7 @@ def check_wandb_key(subject: Subject) -> str | None:
     if "wandb" not in config.trainer.logger or environ.get("WANDB_MODE") in _WANDB_OFFLINE:
         return None
     url = environ.get("WANDB_BASE_URL") or _WANDB_URL
-    names = [*_name_wandb_keys(config, environ), "WANDB_API_KEY"]
+    names = list_wandb_keys(config.trainer.wandb.modality or environ.get("MODALITY"))
     key = next((environ[name] for name in names if environ.get(name)), "") or _read_login(url)
     if not key:
         raise CheckFailedError(
@@ -84,15 +86,6 @@ def check_wandb_key(subject: Subject) -> str | None:
     return f"accepted by {url}, entity {viewer.get('entity')}"
 
 
-def _name_wandb_keys(config: RunConfig, environ: Mapping[str, str]) -> list[str]:
-    """The keys of the run's modality, which take precedence."""
-    settings = getattr(config.trainer, "wandb", None)
-    modality = getattr(settings, "modality", None) or environ.get("MODALITY")
-    if not modality:
-        return []
-    return [f"WANDB_API_KEY_{'TOOL_USE' if modality == 'both' else modality.upper()}"]
-
-
 def _read_login(url: str) -> str:
     """What `wandb login` stored."""
     try:
@@ -106,8 +99,8 @@ def _read_login(url: str) -> str:
 def check_slack_token(subject: Subject) -> str | None:
     """Ask Slack whose token it is."""
     environ = subject.environ
-    alerts = getattr(subject.config.trainer, "alerts", None)
-    if alerts is None or not alerts.slack_channel:
+    alerts = subject.config.trainer.alerts
+    if not alerts.slack_channel:
         return None
     token = environ.get("SLACK_BOT_TOKEN")
     if not token:
@@ -172,14 +165,15 @@ def _unreachable(url: str, error: Exception, variable: str) -> CheckFailedError:
 @check("AWS credentials", "keys")
 def check_aws_credentials(subject: Subject) -> str | None:
     """Both keys or neither; whether a bucket accepts them is checked with the bucket."""
-    needed_by = next(_find_s3_keys(subject.config), None)
-    if needed_by is None:
+    found = next(_find_s3_addresses(subject.config), None)
+    if found is None:
         return None
+    needed_by, address = found
     names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     missing = [name for name in names if not subject.environ.get(name)]
     if not missing:
         return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are set"
-    if len(missing) == 2 and _has_other_credentials(subject.environ):
+    if len(missing) == 2 and (_has_other_credentials(subject.environ) or has_credentials(address)):
         return "from a profile, a role or the machine"
     raise CheckFailedError(
         f"{needed_by} is in S3, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
@@ -187,17 +181,16 @@ def check_aws_credentials(subject: Subject) -> str | None:
     )
 
 
-def _find_s3_keys(config: RunConfig) -> Iterator[str]:
-    """The keys of the configuration whose values are in S3."""
+def _find_s3_addresses(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The keys of the configuration whose values are in S3, with one of these values."""
     data = config.data
     sources: dict[str, Iterable[str]] = {"data.train_data": data.train_data}
     sources |= {f"data.val_data.{name}": values for name, values in data.eval_sets.items()}
     for key, values in sources.items():
-        if any(value.startswith(S3) for value in values):
-            yield key
+        yield from ((key, value) for value in values if value.startswith(S3))
     for key, address in list_buckets(config).items():
         if address.startswith(S3):
-            yield key
+            yield key, address
 
 
 def list_buckets(config: RunConfig) -> dict[str, str]:

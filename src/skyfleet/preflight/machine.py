@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from skyfleet.config.extras import list_extras
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import require_torch
 from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
@@ -41,7 +42,7 @@ def check_versions(subject: Subject) -> str:
     problems = []
     if platform.python_version() not in wanted:
         problems.append(f"Python {platform.python_version()} is not {wanted}; use another one")
-    extras = ["", *_list_extras(subject.config)]
+    extras = ["", *list_extras(subject.config)]
     for text in own.requires or ():
         requirement = Requirement(text)
         extra = next((one for one in extras if _applies(requirement, one)), None)
@@ -50,15 +51,6 @@ def check_versions(subject: Subject) -> str:
     if problems:
         raise CheckFailedError("\n".join(problems))
     return f"Python {platform.python_version()}, skyfleet {own.version}, {_describe_torch()}"
-
-
-def _list_extras(config: RunConfig) -> Iterator[str]:
-    yield "train"
-    if config.trainer.policy.model.path == "smollm2":
-        yield "smollm2"
-    yield from (name for name in config.trainer.logger if name not in ("console", "jsonl"))
-    if config.generator.backend == "vllm" and not config.generator.is_remote:
-        yield "vllm"
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
@@ -134,6 +126,22 @@ def _describe_driver() -> str:
     return f"driver {found.stdout.splitlines()[0].rpartition(', ')[2]}"
 
 
+@check("trainer.prometheus.port", "machine")
+def check_port(subject: Subject) -> str | None:
+    """Listen on it for a moment."""
+    section = subject.config.trainer.prometheus
+    if not section.port:  # none, or any that is free
+        return None
+    try:
+        with socket.create_server((section.host, section.port)):
+            return f"{section.host}:{section.port} is free"
+    except OSError as error:
+        raise CheckFailedError(
+            f"trainer.prometheus.port={section.port} on {section.host}: {error.strerror}; choose another, "
+            "or 0 for any that is free"
+        ) from None
+
+
 @check("memory", "machine", timeout_seconds=120, is_exclusive=True)
 def check_memory(subject: Subject) -> str:
     """The memory plan of the run against what there is."""
@@ -185,9 +193,8 @@ def estimate_disk_bytes(subject: Subject) -> tuple[int, int, int]:
         if critic is not None:
             size += critic.n_parameters * (itemsize + (8 if itemsize == 4 else 12))
     n_saves, n_exports = _count_saves(subject)
-    # Those of step 0, of the best step and of the KL reference stay; one more is being written.
-    keep = trainer.max_ckpts_to_keep
-    n_kept = n_saves if keep < 0 else min(n_saves, keep + 3)
+    limit = trainer.count_kept_checkpoints(uploads=trainer.ckpt_bucket is not None)
+    n_kept = n_saves if limit is None else min(n_saves, limit)
     return (n_kept + 1) * size + n_exports * weights, n_kept, size
 
 

@@ -345,12 +345,14 @@ async def collect(
     on_finished: Callable[[Trajectory], None] = lambda _: None,
     recorded: Mapping[tuple[str, int], Trajectory] | None = None,
     tracer: RolloutTracer | None = None,
+    semaphore: asyncio.Semaphore | None = None,
 ) -> list[Group]:
     """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt.
 
-    Attempts in `recorded`, by task key and sample, are taken from there instead.
+    Attempts in `recorded`, by task key and sample, are taken from there instead. A `semaphore` of
+    `max_concurrent` bounds the episodes of several calls together.
     """
-    semaphore = asyncio.Semaphore(max_concurrent)
+    semaphore = semaphore or asyncio.Semaphore(max_concurrent)
 
     async def run_one(task: Task, sample: int) -> Trajectory:
         if recorded and (known := recorded.get((task.key, sample))) is not None:

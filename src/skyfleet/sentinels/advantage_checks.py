@@ -31,7 +31,10 @@ def batch_accounting(stage: AdvantageStage) -> Finding | None:
 
 def _check_groups(stage: AdvantageStage) -> Finding | None:
     expected, groups = stage.expected, stage.groups
-    if not groups or len(groups) % expected.batch_size:
+    n_more = len(groups) - expected.batch_size
+    # Groups that were replaced one by one are reported beside those of the batch.
+    is_whole = n_more >= 0 if expected.refills else not len(groups) % expected.batch_size
+    if not groups or not is_whole:
         return found(
             "the groups of the step are no whole number of batches",
             groups=len(groups),
@@ -95,7 +98,7 @@ def _check_rewards(stage: AdvantageStage) -> Finding | None:
         if original is None:
             continue  # a copy, which has a key of its own
         same = stage.expected.changes_rewards or all(map(isclose, rewards, original))
-        if len(rewards) != len(original) or not same:
+        if (len(rewards) != len(original) or not same) and not _are_whole_groups(stage, task_key):
             return found(
                 "the rewards trained on are not those that were earned",
                 task=task_key,
@@ -105,6 +108,25 @@ def _check_rewards(stage: AdvantageStage) -> Finding | None:
                 learned=sum(rewards),
             )
     return None
+
+
+def _are_whole_groups(stage: AdvantageStage, task_key: str) -> bool:
+    """Of a task that the step has twice, one group may be dropped: the others are as they were."""
+    rewards = [g.rewards for g in stage.groups if g.task_key == task_key]
+    for group in stage.kept.groups:
+        if group.task_key != task_key:
+            continue
+        own = group.rewards
+        same = (
+            index
+            for index, earned in enumerate(rewards)
+            if len(earned) == len(own)
+            and (stage.expected.changes_rewards or all(map(isclose, earned, own)))
+        )
+        if (index := next(same, None)) is None:
+            return False
+        del rewards[index]
+    return True
 
 
 def _considered(groups: Sequence[Group], expected: Invariants) -> Sequence[Group]:

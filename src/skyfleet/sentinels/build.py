@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from skyfleet.algorithms.estimator import Scope
+from skyfleet.algorithms.filters import drops_zero_variance
 from skyfleet.algorithms.losses.off_policy import active_mask_metrics
 from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
@@ -64,15 +65,21 @@ def build_invariants(
     algorithm = trainer.algorithm
     dynamic = algorithm.dynamic_sampling.type
     penalizes_length = algorithm.overlong_buffer_len is not None
+    rules = trainer.fully_async
+    max_staleness = rules.max_staleness_steps if rules.enabled else 0
+    refills = rules.enabled and rules.sample_full_batch
     own_gap = EXACT_GAP if has_exact_logprobs(decoder) else BF16_GAP
     return Invariants(
         n_samples=generator.n_samples_per_prompt,
         batch_size=trainer.train_batch_size,
         limits=limits,
         envs=frozenset(envs),
-        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
+        # Groups that are trained as they finish are no batch of the sampler.
+        min_per_env=trainer.min_samples_per_env
+        if trainer.use_hybrid_env_sampling and not (max_staleness or refills)
+        else 0,
         dynamic_sampling=dynamic,
-        drops_equal_rewards=algorithm.zero_variance_filter or dynamic is not None,
+        drops_equal_rewards=drops_zero_variance(config) or dynamic is not None,
         tolerance=algorithm.zero_variance_filter_tol,
         mask_unfinished=generator.apply_overlong_filtering,
         changes_rewards=generator.zero_reward_on_non_stop or penalizes_length,
@@ -88,13 +95,15 @@ def build_invariants(
         own_reference=trainer.ref.model.path == trainer.policy.model.path,
         reference_interval=reference_interval,
         filter_metrics=active_filter_metrics(config),
+        max_staleness=max_staleness,
+        refills=refills,
     )
 
 
 def active_filter_metrics(config: RunConfig) -> tuple[str, ...]:
     """The metrics of the filters, masks and caps that are on: one that stays 0 never acts."""
     algorithm = config.trainer.algorithm
-    drops_equal = algorithm.zero_variance_filter or algorithm.dynamic_sampling.type is not None
+    drops_equal = drops_zero_variance(config) or algorithm.dynamic_sampling.type is not None
     filters = {
         "filter/zero_variance": drops_equal,
         "filter/punished": algorithm.overlong_buffer_len is not None,

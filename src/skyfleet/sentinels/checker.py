@@ -97,12 +97,20 @@ class InvariantChecker:
             self._unsynced = False
 
     def check_rollouts(
-        self, step: int, groups: Sequence[Group], *, restored: Sequence[Trajectory] = ()
+        self,
+        step: int,
+        groups: Sequence[Group],
+        *,
+        restored: Sequence[Trajectory] = (),
+        is_open: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`restored` were sampled before this process began: they are compared with themselves."""
+        """`restored` were sampled before this process began: they are compared with themselves.
+
+        Completions of sessions that are `is_open` belong to groups of later steps.
+        """
         self._step, self._version = step, self._learner.policy_version
         with self._timed():
-            transcripts, lost = self._recording_engine.drain(groups, restored)
+            transcripts, lost = self._recording_engine.drain(groups, restored, is_open=is_open)
             self._first_grading_error = first_grading_error(groups)
             self._n_sampled = {id(r.transcript): r.n_sampled for r in transcripts}
             self._check(

@@ -18,7 +18,8 @@ def constant_metrics(config: RunConfig) -> Mapping[str, str]:
     trainer, algorithm = config.trainer, config.trainer.algorithm
     n_batches = trainer.train_batch_size // trainer.policy_mini_batch_size
     one_update = trainer.update_epochs_per_batch * n_batches == 1
-    exact = config.generator.backend == "embedded" and trainer.bf16 is False
+    is_stale = trainer.fully_async.enabled and trainer.fully_async.max_staleness_steps > 0
+    exact = config.generator.backend == "embedded" and trainer.bf16 is False and not is_stale
     constant: dict[str, str] = {}
     loss = find_policy_loss(algorithm.policy_loss_type)
     if loss and one_update and (exact or loss.ratio_to(algorithm) != "engine"):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skyfleet.engines.engine import HasDecoder
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.lora import merged_state_dict
 from skyfleet.models.weights import weight_checksum, weight_checksums
 
 MAX_STACKED_BYTES = 1 << 28
@@ -25,6 +26,12 @@ def find_decoder(holder: object) -> Decoder | None:
 def find_weights(holder: object) -> Weights | None:
     decoder = find_decoder(holder)
     return None if decoder is None else dict(decoder.module.named_parameters())
+
+
+def find_whole_weights(holder: object) -> Weights | None:
+    """As an engine uses them, by the names under which they are synced."""
+    decoder = find_decoder(holder)
+    return None if decoder is None else merged_state_dict(decoder.module)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ The checks compare the transcripts, samples and loss inputs of a step with this 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from skyfleet.algorithms.sample import find_action_spans
@@ -80,12 +80,17 @@ class RecordingEngine:
         await self._engine.wake()
 
     def drain(
-        self, groups: Iterable[Group], restored: Sequence[Trajectory] = ()
+        self,
+        groups: Iterable[Group],
+        restored: Sequence[Trajectory] = (),
+        *,
+        is_open: Callable[[str], bool] = lambda _: False,
     ) -> tuple[tuple[RecordedTranscript, ...], int]:
         """Every transcript with its completions, and the number of completions in no transcript.
 
-        A session is called `task/attempt`, as `run_episode` calls it. The record is cleared. Episodes
-        that an earlier process played are not in it; their completions are those of the transcript.
+        A session is called `task/attempt`, as `run_episode` calls it. The record is cleared, except
+        for sessions that are `is_open`, whose groups come later. Episodes that an earlier process
+        played are not in it; their completions are those of the transcript.
         """
         earlier = {id(trajectory) for trajectory in restored}
         transcripts: list[RecordedTranscript] = []
@@ -104,8 +109,8 @@ class RecordingEngine:
                     own, begin = tuple(recorded[begin:end]), end
                     transcripts.append(RecordedTranscript(trajectory, transcript, own))
                 del recorded[:begin]  # a task sampled twice in a step has the same sessions
-        lost = sum(map(len, self._completions.values()))
-        self._completions.clear()
+        done = [session for session in self._completions if not is_open(session)]
+        lost = sum(len(self._completions.pop(session)) for session in done)
         return tuple(transcripts), lost
 
 

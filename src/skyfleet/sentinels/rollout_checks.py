@@ -86,15 +86,27 @@ def _expected_mask(recorded: RecordedTranscript) -> list[bool]:
 
 
 def policy_version(stage: RolloutStage) -> Finding | None:
-    """Every completion was sampled by the learner's current version."""
+    """Every completion was sampled by the learner's current version.
+
+    In an asynchronous run every token was sampled by one of the last `max_staleness_steps` + 1.
+    """
+    newest, bound = stage.policy_version, stage.expected.max_staleness
     for recorded in stage.transcripts:
-        for turn in recorded.completions:
-            if turn.completion.policy_version != stage.policy_version:
+        changes = [version for _, version in recorded.transcript.version_changes]
+        for version in (
+            *(turn.completion.policy_version for turn in recorded.completions),
+            *changes,
+        ):
+            if not newest - bound <= version <= newest:
                 return found(
-                    "an episode was sampled by another policy version than the learner's",
+                    "an episode was sampled by another policy version than the learner's"
+                    if not bound
+                    else "an episode was sampled by a newer policy version than the learner's, or by "
+                    "one that is older than trainer.fully_async.max_staleness_steps allows",
                     task=recorded.trajectory.task_key,
-                    sampled_by=turn.completion.policy_version,
-                    learner=stage.policy_version,
+                    sampled_by=version,
+                    learner=newest,
+                    **({"max_staleness_steps": bound} if bound else {}),
                 )
     return None
 

@@ -73,6 +73,10 @@ class Invariants:
     """Steps after which the current policy becomes the reference; -1 never."""
     filter_metrics: tuple[str, ...] = ()
     """Metrics of filters that are on: one that stays 0 never acts."""
+    max_staleness: int = 0
+    """Updates that the policy may have made since it sampled a token."""
+    refills: bool = False
+    """Groups from which nothing is learnt are replaced one by one."""
 
 
 class SampleSums(NamedTuple):

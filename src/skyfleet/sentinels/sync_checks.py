@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from skyfleet.models.lora import find_unmerged
 from skyfleet.sentinels.finding import Finding, found
-from skyfleet.sentinels.fingerprint import find_decoder, find_differences, find_weights
+from skyfleet.sentinels.fingerprint import find_decoder, find_differences, find_whole_weights
 from skyfleet.sentinels.stages import SyncStage
 
 
@@ -36,9 +36,10 @@ def engine_weights(stage: SyncStage) -> Finding | None:
     for number, engine in enumerate(stage.engines):
         if find_decoder(engine) is decoder:
             continue  # the same object, or both in another process
-        ours, theirs = find_weights(stage.learner), find_weights(engine)
-        if ours is None or theirs is None:
+        theirs = find_whole_weights(engine)
+        if decoder is None or theirs is None:
             continue  # in another process, where the weight sync verifies the weights
+        ours = dict(stage.learner.named_weights())
         if names := find_differences(ours, theirs):
             return found(
                 "an engine has other weights than the learner after the weight sync",

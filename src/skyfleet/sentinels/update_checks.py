@@ -7,6 +7,7 @@ from math import fsum, inf, isfinite, log
 import torch
 from torch import Tensor
 
+from skyfleet.learner.batching import mini_batches
 from skyfleet.sentinels.advantage_checks import check_learner_advantages
 from skyfleet.sentinels.finding import Finding, found
 from skyfleet.sentinels.stages import UpdateStage
@@ -130,6 +131,8 @@ def logprob_gap(stage: UpdateStage) -> Finding | None:
     record, expected = stage.record, stage.expected
     if expected.min_probability_mass is None or not record.logprobs:
         return None
+    if expected.max_staleness and _has_stale_samples(stage):
+        return None  # they have the logprobs of another policy
     own_N = torch.cat(record.logprobs)[: stage.n_first_tokens]
     engine_N = torch.cat(record.behaviour_logprobs)[: stage.n_first_tokens]
     allowed = -log(expected.min_probability_mass) if expected.min_probability_mass else inf
@@ -152,6 +155,12 @@ def logprob_gap(stage: UpdateStage) -> Finding | None:
         oldest_version=oldest,
         learner_version=stage.policy_version,
     )
+
+
+def _has_stale_samples(stage: UpdateStage) -> bool:
+    """Whether the first mini-batch has a sample of an earlier version."""
+    first = mini_batches(stage.samples, stage.expected.mini_batch_size)[0]
+    return any(sample.policy_version < stage.policy_version for sample in first)
 
 
 def guess_cause(own_N: Tensor, engine_N: Tensor) -> str:

@@ -27,6 +27,8 @@ def explain_errors(address: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "no such object or bucket", address) from None
     except BaseError as error:
+        if "NoSuchBucket" in str(error):
+            raise FileNotFoundError(errno.ENOENT, "no such bucket", address) from None
         denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")
         number = errno.EACCES if denied else errno.EIO
         raise OSError(number, _first_sentence(error), address) from None

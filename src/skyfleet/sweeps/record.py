@@ -89,8 +89,9 @@ def find_state(run: SweepRun, record: SweepRecord) -> State:
 
 
 def _read_finished_step(folder: Path) -> int | None:
-    """The last step of a run that wrote its report; None for any other folder."""
+    """The last step of a run that wrote its results; None for any other folder."""
     step = read_last_step(folder / "metrics.jsonl")
-    if step is None or not (folder / "report.html").is_file():
+    # A copy from the bucket has no report: it is with the evaluations there.
+    if step is None or not any((folder / name).is_file() for name in ("report.html", "results.md")):
         return None
     return step if any(folder.glob(f"reports/step_{step:06d}/*.json")) else None

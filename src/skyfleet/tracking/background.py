@@ -1,6 +1,6 @@
 """BackgroundQueue: hands items to a thread; a slow or failing receiver never delays its caller.
 
-BackgroundCalls: the same for the calls of a tracker's client.
+BackgroundTracker: the same for the calls of a tracker's client.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from skyfleet.redaction import redact
 
@@ -21,6 +21,9 @@ DRAIN_SECONDS = 30.0
 
 MAX_CALLS = 2048
 """Rows that wait for a tracker; one has some 20 KB."""
+
+RunState = Literal["finished", "failed", "killed"]
+"""How a run ended: by itself, by an error, or by a signal."""
 
 T = TypeVar("T")
 Pause = Callable[[float], bool]
@@ -122,24 +125,27 @@ class BackgroundQueue(Generic[T]):
             )
 
 
-class BackgroundCalls:
-    """Calls of a client, one at a time and in order, in a thread of their own."""
+class BackgroundTracker:
+    """A tracker whose client is called in a thread of its own, one call at a time and in order."""
 
-    def __init__(self, name: str, *, last: Callable[[], object]) -> None:
-        """`last` ends the client's run, after all other calls."""
-        self._last: Callable[[], object] | None = last
+    def __init__(self, name: str, *, end_run: Callable[[RunState], object]) -> None:
+        """`end_run` ends the client's run, after all other calls."""
+        self._end_run: Callable[[RunState], object] | None = end_run
         self._queue = BackgroundQueue[Callable[[], object]](
             name, lambda call, _: call(), max_items=MAX_CALLS, drain_seconds=DRAIN_SECONDS
         )
 
-    def put(self, call: Callable[[], object]) -> None:
+    def call(self, call: Callable[[], object]) -> None:
         self._queue.put(call)
 
-    def finish(self) -> None:
+    def sync(self) -> None:
+        """The client stores its rows itself."""
+
+    def finish(self, state: RunState = "finished") -> None:
         """Start to end the client's run; `close` waits for it."""
-        if self._last is not None:
-            self._queue.put(self._last)
-            self._last = None
+        if (end_run := self._end_run) is not None:
+            self._queue.put(lambda: end_run(state))
+            self._end_run = None
             self._queue.finish()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.redaction import redact
-from skyfleet.tracking.background import BackgroundCalls
+from skyfleet.tracking.background import BackgroundTracker, RunState
 
 GROUP_TAG = "skyfleet.group"
 START_SECONDS = 20.0
@@ -23,7 +23,7 @@ _MAX_PARAM_CHARACTERS = 6000
 _NOT_IN_NAMES = re.compile(r"[^\w.\- :/]")
 
 
-class MlflowTracker:
+class MlflowTracker(BackgroundTracker):
     """MLflow at MLFLOW_TRACKING_URI, or without it in `mlflow.db` of the run folder.
 
     A resumed run becomes a new MLflow run below the first one of its name. Everything is sent in the
@@ -62,11 +62,11 @@ class MlflowTracker:
             self._client: Any = MlflowClient(uri or f"sqlite:///{folder.resolve()}/mlflow.db")
         except MlflowException as error:
             raise _explain(error) from error
-        self._calls = BackgroundCalls("mlflow", last=self._terminate)
-        self._calls.put(self._start)
+        super().__init__("mlflow", end_run=self._terminate)
+        self.call(self._start)
         self._was_started.wait(START_SECONDS)
         if self._refusal is not None:
-            self._calls.close()
+            self.close()
             raise _explain(self._refusal) from self._refusal
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -75,19 +75,10 @@ class MlflowTracker:
             self._metric(_NOT_IN_NAMES.sub("_", key), float(value), now, step)
             for key, value in metrics.items()
         ]
-        self._calls.put(lambda: self._send(metrics=row))
+        self.call(lambda: self._send(metrics=row))
 
     def attach(self, name: str, text: str) -> None:
-        self._calls.put(lambda: self._client.log_text(self._open(), text, name))
-
-    def sync(self) -> None:
-        """MLflow stores its rows itself."""
-
-    def finish(self) -> None:
-        self._calls.finish()
-
-    def close(self) -> None:
-        self._calls.close()
+        self.call(lambda: self._client.log_text(self._open(), text, name))
 
     # All below runs in the background.
 
@@ -122,9 +113,9 @@ class MlflowTracker:
                 part = entries[start : start + _MAX_ENTRIES[name]]
                 self._client.log_batch(run_id, **{name: part})
 
-    def _terminate(self) -> None:
+    def _terminate(self, state: RunState) -> None:
         if self._run_id is not None:
-            self._client.set_terminated(self._run_id)
+            self._client.set_terminated(self._run_id, status=state.upper())
 
 
 def _is_outage(error: Exception) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
+from skyfleet.tracking.background import RunState
 from skyfleet.tracking.tracker import FileTracker, RemoteTracker, Tracker
 
 PHASE_NAMES = {"rollout": "generate", "learn": "train_critic_and_policy"}
@@ -79,11 +80,11 @@ class StepLog:
         for tracker in self._trackers:
             tracker.sync()
 
-    def finish(self) -> None:
-        """Every tracker starts to send its rest: the deadlines of several run at the same time."""
+    def finish(self, state: RunState = "finished") -> None:
+        """Every tracker starts to send its rest, and how the run ended: the deadlines of several run at the same time."""
         for tracker in self._trackers:
             if isinstance(tracker, RemoteTracker):
-                tracker.finish()
+                tracker.finish(state)
 
     def close(self) -> None:
         self.finish()

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from skyfleet.config.tracking import Wandb
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.tracking.background import RunState
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.jsonl_tracker import JsonlTracker
 from skyfleet.tracking.mlflow_tracker import MlflowTracker
@@ -48,8 +49,8 @@ class Tracker(Protocol):
 class RemoteTracker(Protocol):
     """A tracker that sends in the background, and needs time for the rest at the end of a run."""
 
-    def finish(self) -> None:
-        """Start to send the rest. `close` waits for it, up to a deadline that begins here."""
+    def finish(self, state: RunState = "finished") -> None:
+        """Start to send the rest, and how the run ended. `close` waits for it, up to a deadline that begins here."""
         ...
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.redaction import redact
-from skyfleet.tracking.background import BackgroundCalls
+from skyfleet.tracking.background import BackgroundTracker
 
 
-class TrackioTracker:
+class TrackioTracker(BackgroundTracker):
     """trackio, stored in TRACKIO_DIR; `trackio show` opens its dashboard.
 
     A resumed run becomes a new run of the same name and group, so no row is there twice. Its calls
@@ -44,23 +44,14 @@ class TrackioTracker:
                 f"trainer.logger='trackio': {redact(str(error))}; check TRACKIO_DIR and "
                 "TRACKIO_SERVER_URL, or choose 'jsonl'"
             ) from error
-        self._calls = BackgroundCalls("trackio", last=self._run.finish)
+        super().__init__("trackio", end_run=lambda _: self._run.finish())
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         row = dict(metrics)
-        self._calls.put(lambda: self._run.log(row, step=step))
+        self.call(lambda: self._run.log(row, step=step))
 
     def attach(self, name: str, text: str) -> None:
-        self._calls.put(lambda: self._store(name, text))
-
-    def sync(self) -> None:
-        """trackio stores its rows itself."""
-
-    def finish(self) -> None:
-        self._calls.finish()
-
-    def close(self) -> None:
-        self._calls.close()
+        self.call(lambda: self._store(name, text))
 
     def _store(self, name: str, text: str) -> None:
         with TemporaryDirectory() as folder:

@@ -11,16 +11,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyfleet.config.tracking import Wandb
+from skyfleet.config.tracking import Wandb, list_wandb_keys
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.redaction import redact, redact_value
 from skyfleet.tracking import background
-from skyfleet.tracking.background import BackgroundCalls
+from skyfleet.tracking.background import BackgroundTracker, RunState
 
 logger = logging.getLogger(__name__)
 
 INIT_SECONDS = 30
 """How long the start of a run waits for W&B; WANDB_INIT_TIMEOUT replaces it."""
+
+_EXIT_CODES: dict[RunState, int] = {"finished": 0, "failed": 1, "killed": 255}
+"""From these W&B derives the state that it shows."""
 
 
 def _has_secrets(arguments: list[str]) -> bool:
@@ -45,16 +48,12 @@ def _choose(name: str, value: str | Mapping[str, str] | None, modality: str | No
 
 def _find_api_key(modality: str | None) -> dict[str, str]:
     """The key of the modality; empty leaves it to W&B: WANDB_API_KEY, or a login."""
-    if modality is None:
-        return {}
-    names = [f"WANDB_API_KEY_{modality.upper()}"]
-    if modality == "both":
-        names.append("WANDB_API_KEY_TOOL_USE")
+    names = list_wandb_keys(modality)[:-1]
     key = next((key for name in names if (key := os.environ.get(name))), None)
     return {"api_key": key} if key else {}
 
 
-class WandbTracker:
+class WandbTracker(BackgroundTracker):
     """Weights & Biases, online or offline as WANDB_MODE says.
 
     A resumed run becomes a new W&B run of the same name and group, because W&B does not rewrite
@@ -112,23 +111,17 @@ class WandbTracker:
                 f"trainer.logger='wandb': {redact(str(error))} Or set WANDB_MODE=offline, or choose "
                 "'jsonl'"
             ) from error
-        self._calls = BackgroundCalls("W&B", last=self._run.finish)
+        super().__init__("W&B", end_run=self._finish_run)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         row = dict(metrics)
-        self._calls.put(lambda: self._run.log(row, step=step))
+        self.call(lambda: self._run.log(row, step=step))
 
     def attach(self, name: str, text: str) -> None:
-        self._calls.put(lambda: self._store(name, text))
+        self.call(lambda: self._store(name, text))
 
-    def sync(self) -> None:
-        """W&B stores its rows itself."""
-
-    def finish(self) -> None:
-        self._calls.finish()
-
-    def close(self) -> None:
-        self._calls.close()
+    def _finish_run(self, state: RunState) -> None:
+        self._run.finish(exit_code=_EXIT_CODES[state])
 
     def _store(self, name: str, text: str) -> None:
         path = Path(self._run.dir) / name

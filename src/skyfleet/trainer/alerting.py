@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from skyfleet.config.root import RunConfig
@@ -44,6 +45,11 @@ class RunAlerts:
         self._sender = sender
         self._folder, self._run_name, self._description = folder, run_name, description
         self._dollars_per_hour = dollars_per_hour
+        self._opened_at, self._first_step = perf_counter(), 0
+
+    def begin(self, *, opened_at: float, first_step: int) -> None:
+        """The time of this process, which continues a run of `first_step` steps, counts from then."""
+        self._opened_at, self._first_step = opened_at, first_step
 
     def report_start(self, step: int, total_steps: int) -> None:
         if step >= total_steps:
@@ -156,13 +162,15 @@ class RunAlerts:
                     logger.info("%s is not in the alert: %s", report.name, error)
 
     def _describe_cost(self) -> str:
-        """`2.5 h, 12.45 $`, over all processes of the run."""
+        """`2.5 h, 12.45 $`: this process, and the logged steps of those before it."""
         try:
             lines = (self._folder / "timing.jsonl").read_text(encoding="utf-8").splitlines()
             rows = [json.loads(line) for line in lines]
         except (OSError, ValueError):
             return "timing.jsonl cannot be read"  # the end is reported all the same
-        hours = sum(row.get(key) or 0.0 for row in rows for key in _TIMINGS) / 3600
+        earlier = [row for row in rows if row["step"] <= self._first_step and self._first_step]
+        seconds = sum(row.get(key) or 0.0 for row in earlier for key in _TIMINGS)
+        hours = (seconds + perf_counter() - self._opened_at) / 3600
         if self._dollars_per_hour is None:
             return f"{hours:.2f} h"
         return f"{hours:.2f} h, {hours * self._dollars_per_hour:.2f} $"

@@ -14,6 +14,7 @@ from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
 from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
+from skyfleet.algorithms.validation import correct_stale_samples
 from skyfleet.checkpoints.checkpoint import (
     Checkpoint,
     JsonPart,
@@ -23,6 +24,7 @@ from skyfleet.checkpoints.checkpoint import (
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
+from skyfleet.engines.engine import Engine
 from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.grading_code import GradingCode
@@ -30,9 +32,11 @@ from skyfleet.envs.registry import check_task_classes, env_factory, find_run_cod
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
-from skyfleet.learner.factory import build_critic, build_learner
+from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
+from skyfleet.learner.learner import Learner
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.single_device import SingleDeviceLearner
+from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.sentinels.build import build_checker
@@ -51,9 +55,12 @@ from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.fit_memory import fit_training
+from skyfleet.trainer.group_journal import GroupJournal
+from skyfleet.trainer.group_rollouts import GroupRollouts
 from skyfleet.trainer.journal import Journal, choose_run_id
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
+from skyfleet.trainer.open_groups import OpenGroups
 from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
 from skyfleet.trainer.preflight import (
     check_references,
@@ -110,7 +117,8 @@ async def assemble(
         fitted = fit_training(config, model=given.model)
     fitted.log_changes()
     fitted_settings = list_fitted_settings(config, fitted.config)
-    recorded, config = dump_yaml(config, without=PLACE_KEYS), fitted.config
+    recorded = dump_yaml(config, without=PLACE_KEYS)
+    config = correct_stale_samples(fitted.config)
     tasks = _load_tasks(config, given, on_progress)
     resumes = is_own_checkpoint(checkpoint, Path(config.trainer.ckpt_path))
     eval_sets = hash_eval_sets(state.eval_sets if resumes else {}, tasks.eval_sets)
@@ -139,11 +147,12 @@ async def assemble(
     )
     if _starts_vllm(config):
         on_progress("starting vLLM")
+    has_copy = _engine_has_copy(config)
     async with AsyncExitStack() as opened:
         policy_client = await opened.enter_async_context(
             open_policy_client(
                 config,
-                policy_model,
+                copy_for_engine(config, policy_model) if has_copy else policy_model,
                 folder=policy_folder,
                 learns=True,
                 learner_bytes=fitted.learner_bytes,
@@ -192,6 +201,11 @@ def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
     return open_env
 
 
+def _engine_has_copy(config: RunConfig) -> bool:
+    """Whether an engine in this process samples while the learner changes its weights."""
+    return config.trainer.fully_async.enabled and config.generator.backend == "embedded"
+
+
 def _starts_vllm(config: RunConfig) -> bool:
     return config.generator.backend == "vllm" and not config.generator.is_remote
 
@@ -220,6 +234,7 @@ async def _connect_inference(
     if config.generator.is_remote:
         # Remote servers hold other weights: their own, or those of an earlier run.
         on_progress("pushing the policy to the servers")
+    if config.generator.is_remote or _engine_has_copy(config):
         await inference.push(learning.learner)
     return inference
 
@@ -305,30 +320,41 @@ def _build_run(
             console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
+    rollouts = RolloutCollector(
+        sampler=tasks.sampler,
+        open_env=open_env,
+        agent=_agent_by_step(config, replace(policy_client, engine=recording_engine)),
+        limits=limits,
+        n_samples=generator.n_samples_per_prompt,
+        max_concurrent=generator.max_num_seqs,
+        filter_groups=filter_groups,
+        tracer=tracer,
+    )
+    learner: Learner = learning.learner
+    rules, group_rollouts, eval_prefix = trainer.fully_async, None, ""
+    if rules.enabled:
+        learner = ThreadedLearner(learning.learner)
+        group_rollouts = _build_group_rollouts(
+            config, tasks, learning.state, rollouts, journal, policy_client.engine
+        )
+        journal = group_rollouts.journal
+        # Only then training episodes are played during an evaluation.
+        eval_prefix = "eval/" if rules.max_staleness_steps else ""
     return Run(
         folder=Path(trainer.run_path),
         checkpoints=Path(trainer.ckpt_path),
         schedule=tasks.schedule,
         state=learning.state,
-        rollouts=RolloutCollector(
-            sampler=tasks.sampler,
-            open_env=open_env,
-            agent=_agent_by_step(config, replace(policy_client, engine=recording_engine)),
-            limits=limits,
-            n_samples=generator.n_samples_per_prompt,
-            max_concurrent=generator.max_num_seqs,
-            filter_groups=filter_groups,
-            tracer=tracer,
-        ),
+        rollouts=rollouts,
         compute_samples=lambda groups: assign_credit(
             groups, estimator, mask_unfinished=generator.apply_overlong_filtering
         ),
-        learner=learning.learner,
+        learner=learner,
         critic=learning.critic,
         inference=inference,
         evaluator=Evaluator.from_config(
             config,
-            policy_client,
+            replace(policy_client, session_prefix=eval_prefix),
             tasks.eval_sets,
             open_env=open_env,
             grading_code=grading_code,
@@ -347,6 +373,37 @@ def _build_run(
         callbacks=callbacks,
         alerts=alerts,
         tracer=tracer,
+        group_rollouts=group_rollouts,
+    )
+
+
+def _build_group_rollouts(
+    config: RunConfig,
+    tasks: RunTasks,
+    state: TrainerState,
+    rollouts: RolloutCollector,
+    journal: Journal,
+    engine: Engine,
+) -> GroupRollouts:
+    trainer, rules = config.trainer, config.trainer.fully_async
+    groups = OpenGroups(
+        tasks.train,
+        batch_size=trainer.train_batch_size,
+        max_staleness_steps=rules.max_staleness_steps,
+        total_steps=tasks.schedule.total_steps,
+    )
+    groups.load_state_dict(state.open_groups)
+    workers = rules.count_workers(trainer.train_batch_size)
+    # A group that only waits for a place in the engine would be stale before its first token.
+    places = max(1, -(-rollouts.max_concurrent // rollouts.n_samples))
+    return GroupRollouts(
+        collector=rollouts,
+        groups=groups,
+        journal=GroupJournal.extend_journal(journal, groups),
+        get_version=lambda: engine.policy_version,
+        n_workers=min(workers, places) if rules.max_staleness_steps else workers,
+        refills=rules.sample_full_batch,
+        max_refill_batches=trainer.algorithm.dynamic_sampling.max_sample_batches,
     )
 
 

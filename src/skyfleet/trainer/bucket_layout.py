@@ -7,6 +7,7 @@ from pathlib import Path, PurePath
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.config.root import RunConfig
+from skyfleet.errors import ConfigError
 from skyfleet.storage.objects import has_credentials, is_address, join, list_folders
 
 logger = logging.getLogger(__name__)
@@ -54,11 +55,23 @@ def locate_lock(config: RunConfig) -> str | None:
     return join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name)
 
 
-def check_trajectory_bucket(config: RunConfig) -> None:
-    """Raise before the run starts if the bucket does not exist or refuses; other buckets are read."""
-    trainer = config.trainer
+def check_buckets(config: RunConfig) -> None:
+    """Raise before the run starts if a bucket does not exist or refuses."""
+    trainer, checkpoints = config.trainer, locate_checkpoints(config)
+    addresses = {"ckpt_bucket": checkpoints.address} if checkpoints else {}
     if trainer.trajectory_bucket is not None:
-        list_folders(join(read_bucket(trainer.trajectory_bucket), "evals", trainer.run_name))
+        bucket = read_bucket(trainer.trajectory_bucket)
+        addresses["trajectory_bucket"] = join(bucket, "evals", trainer.run_name)
+    for key, address in addresses.items():
+        try:
+            list_folders(address)
+        except FileNotFoundError:
+            problem = "the bucket does not exist; create it, or correct its name"
+        except PermissionError:
+            problem = "its credentials may not list the bucket; allow it, or export others"
+        else:
+            continue
+        raise ConfigError(f"trainer.{key}={getattr(trainer, key)!r}: {problem}") from None
 
 
 def drop_buckets_without_credentials(config: RunConfig) -> RunConfig:

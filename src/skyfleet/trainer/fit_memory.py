@@ -192,8 +192,12 @@ def _count_rows(
 
 
 def _count_episodes(config: RunConfig) -> int:
-    """Of a training step."""
-    return config.trainer.train_batch_size * config.generator.n_samples_per_prompt
+    """Those of training that may run at once."""
+    trainer = config.trainer
+    groups = trainer.train_batch_size
+    if trainer.fully_async.enabled:
+        groups = trainer.fully_async.count_workers(groups)
+    return groups * config.generator.n_samples_per_prompt
 
 
 def _count_running(config: RunConfig) -> int:

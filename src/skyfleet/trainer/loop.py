@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from skyfleet.algorithms.credit_assignment import advantage_metrics
 from skyfleet.algorithms.filters import FilterResult
@@ -21,37 +22,43 @@ from skyfleet.trajectories.archive import EpisodeWriter, train_path
 from skyfleet.trajectories.trajectory import Group, Trajectory, find_failure
 
 
-async def train(run: Run) -> None:
-    """Train from the run's current step to its last."""
-    async for _ in train_steps(run):
-        pass
-
-
 async def train_steps(run: Run) -> AsyncIterator[StepResult]:
     """Train step by step. Whatever ends the run early, what was learnt is saved first."""
+    await begin_training(run)
+    while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
+        step = run.state.step + 1
+        with saving_on_error(run, step):
+            run.mark_resume_point()
+            groups = await train_step(run, step)
+            result = await end_step(run, groups)
+        yield result
+
+
+async def begin_training(run: Run) -> None:
+    """The warm start and the evaluation before training, unless the run resumes after them."""
     run.log.add(run.state.take_pending_metrics())
     run.mark_resume_point()
     run.alerts.report_start(run.state.step, run.schedule.total_steps)
-    try:
+    with saving_on_error(run, run.state.step):
         await warm_start(run)
         await finish_step(run)
+
+
+async def end_step(run: Run, groups: Sequence[Group]) -> StepResult:
+    result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
+    run.callbacks.step(result)
+    result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
+    return result
+
+
+@contextmanager
+def saving_on_error(run: Run, step: int) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
-        run.alerts.report_stop(error, run.state.step)
-        save_progress(run, error, run.state.step)
+        run.alerts.report_stop(error, step)
+        save_progress(run, error, step)
         raise
-    while run.state.step < run.schedule.total_steps and not run.callbacks.stop_requested:
-        step = run.state.step + 1
-        try:
-            run.mark_resume_point()
-            groups = await train_step(run, step)
-            result = StepResult(number=run.state.step, groups=groups, metrics=run.log.pending)
-            run.callbacks.step(result)
-            result.metrics.update(await finish_step(run, stopping=run.callbacks.stop_requested))
-        except BaseException as error:
-            run.alerts.report_stop(error, step)
-            save_progress(run, error, step)
-            raise
-        yield result
 
 
 async def train_step(run: Run, step: int) -> list[Group]:
@@ -69,7 +76,21 @@ async def train_step(run: Run, step: int) -> list[Group]:
     run.log.add({"timing/journal": journal.seconds})
     if sentence := journal.describe(groups):
         run.console.note(sentence)
-    run.checker.check_rollouts(step, groups, restored=journal.restored)
+    inspect_rollouts(run, step, groups, restored=journal.restored)
+    await learn(run, step, groups, kept)
+    return groups
+
+
+def inspect_rollouts(
+    run: Run,
+    step: int,
+    groups: Sequence[Group],
+    *,
+    restored: Sequence[Trajectory],
+    is_open: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Check, dump and show the groups of a step, and tell the sampler their outcomes."""
+    run.checker.check_rollouts(step, groups, restored=restored, is_open=is_open)
     run.exports.dump_trajectories(step, groups)
     if run.schedule.prints_example_at(step):
         run.console.note(format_example(step, groups))
@@ -77,8 +98,6 @@ async def train_step(run: Run, step: int) -> list[Group]:
         run.console.explain(failure)
     for group in groups:
         run.rollouts.sampler.observe(group.task_key, passed=group.n_passed, failed=group.n_failed)
-    await learn(run, step, groups, kept)
-    return groups
 
 
 async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult) -> None:
@@ -101,6 +120,7 @@ async def learn(run: Run, step: int, groups: Sequence[Group], kept: FilterResult
         await asyncio.sleep(0)
         with run.log.timed("sync_weights"):
             version = await run.inference.push(run.learner)
+        run.log.add(run.inference.sync_metrics)
     run.checker.check_sync(version)
     run.mark_resume_point()
 

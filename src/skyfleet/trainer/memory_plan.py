@@ -70,7 +70,8 @@ class MemoryPlan:
     @property
     def learner_bytes(self) -> int:
         """Everything except the process, the weights and the engine."""
-        held = [part for part in self.held if part.name not in (_PROCESS, _WEIGHTS, _KV_CACHE)]
+        others = (_PROCESS, _WEIGHTS, _ENGINE_WEIGHTS, _KV_CACHE)
+        held = [part for part in self.held if part.name not in others]
         return _total(held) + max(map(_total, self.phases))
 
 
@@ -105,6 +106,10 @@ def plan_training(config: RunConfig, models: Models, *, rows: int) -> MemoryPlan
     gradients = Part(name="gradients", n_bytes=4 * n_trained, remedy=_USE_LORA)
     update = (gradients, _activations(config, models, policy), _logits(config, models, policy))
     phases, names = [tuple(generation), update], ["rollouts", "update"]
+    if config.trainer.fully_async.enabled:
+        # Episodes go on during an update, on a copy of the weights.
+        held += [*_engine_weights(config, models), *generation]
+        phases, names = [update], ["rollouts and update"]
     if _offloads(models, config.trainer.policy.optimizer_config):
         phases.append((gradients, _onloaded(models, policy, remedy=_USE_LORA)))
         names.append("optimizer step")
@@ -166,6 +171,7 @@ def tokens_per_forward_pass(config: RunConfig) -> int:
 
 
 _KV_CACHE, _PROCESS, _WEIGHTS = "KV cache", "process", "weights"
+_ENGINE_WEIGHTS = "the engine's copy of the weights"
 _SMALLER_MODEL = "a smaller model in trainer.policy.model.path"
 _USE_LORA = f"trainer.policy.model.lora.rank=16 or {_SMALLER_MODEL}"
 _NO_CRITIC = "trainer.algorithm.advantage_estimator=grpo instead of a critic, or a smaller model in trainer.critic.model.path"
@@ -182,6 +188,15 @@ def _weights(models: Models) -> list[Part]:
     n_bytes = models.policy.n_parameters * models.itemsize
     remedy = _SMALLER_MODEL if models.itemsize == 2 else f"trainer.bf16=true or {_SMALLER_MODEL}"
     return [Part(name=_WEIGHTS, n_bytes=n_bytes, remedy=remedy)]
+
+
+def _engine_weights(config: RunConfig, models: Models) -> list[Part]:
+    """`copy_for_engine`; other engines have their own processes."""
+    if config.generator.backend != "embedded":
+        return []
+    n_bytes = models.policy.n_parameters * models.itemsize
+    remedy = f"trainer.fully_async.enabled=false or {_SMALLER_MODEL}"
+    return [Part(name=_ENGINE_WEIGHTS, n_bytes=n_bytes, remedy=remedy)]
 
 
 def _loading(models: Models) -> list[Part]:

@@ -23,11 +23,17 @@ def anchor_paths(config: RunConfig) -> RunConfig:
     anchored: dict[str, Any] = {"trainer": trainer.model_copy(update={**paths, **buckets})}
     if generator.weight_sync_dir is not None and not is_address(generator.weight_sync_dir):
         folder = str(anchor_path(generator.weight_sync_dir))
-        anchored["generator"] = generator.model_copy(update={"weight_sync_dir": folder})
+        generator = generator.model_copy(update={"weight_sync_dir": folder})
+    deltas = generator.delta_weight_sync
+    if deltas.sync_dir is not None and not is_address(deltas.sync_dir):
+        deltas = deltas.model_copy(update={"sync_dir": str(anchor_path(deltas.sync_dir))})
+        generator = generator.model_copy(update={"delta_weight_sync": deltas})
+    anchored["generator"] = generator
     return config.model_copy(update=anchored)
 
 
 def list_given_paths(config: RunConfig) -> Mapping[str, Any]:
     """The keys that `anchor_paths` changes, with the values that they were given; no secrets."""
-    keys = {"generator.weight_sync_dir", *(f"trainer.{name}" for name in (*_FOLDERS, *_BUCKETS))}
+    folders = {"generator.weight_sync_dir", "generator.delta_weight_sync.sync_dir"}
+    keys = folders | {*(f"trainer.{name}" for name in (*_FOLDERS, *_BUCKETS))}
     return {key: value for key, value in flatten(config).items() if key in keys}

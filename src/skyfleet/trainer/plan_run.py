@@ -106,6 +106,11 @@ def _estimate_quantities(
     measured = measure_run(probe.folder, from_step=1 + _WARM_UP_STEPS)
     steady = measured if measured.steps else costs
     step = _estimate(steady.step_seconds)
+    if not any(steady.learn_seconds):
+        logger.warning(
+            "no measured step had a learning signal, so the plan has no time for learning; measure more "
+            "with --steps"
+        )
     rollout, learn = _estimate(steady.rollout_seconds), _estimate(steady.learn_seconds)
     sampled, response = _estimate(steady.sampled_tokens), _estimate(steady.response_tokens)
     found = {

@@ -69,6 +69,8 @@ class PolicyClient:
     """Sequences that the engine runs at once; fewer than configured where memory is short."""
     one_message: bool = False
     """All turns of an episode are one assistant message."""
+    session_prefix: str = ""
+    """Keeps the sessions of two uses of the engine apart."""
 
     @property
     def served_name(self) -> str | None:
@@ -87,6 +89,7 @@ class PolicyClient:
             token_conversation = partial(OneMessageConversation, encode=encode)
 
         def start(task: Task, observation: Observation, session: str) -> Conversation:
+            session = f"{self.session_prefix}{session}"
             native = observation.use_native_tool_calling
             if self.native if native is None else native:
                 return NativeToolConversation(
@@ -226,7 +229,10 @@ def _build_policy_client(
     return PolicyClient(
         tokenizer=tokenizer,
         renderer=renderer,
-        engine=engines[0] if len(engines) == 1 else EnginePool(engines, decode_text=renderer.text),
+        engine=EnginePool(engines, decode_text=renderer.text)
+        # A pool continues turns that an engine aborts for new weights.
+        if len(engines) > 1 or (config.trainer.fully_async.enabled and generator.backend == "vllm")
+        else engines[0],
         engines=tuple(engines),
         native=uses_native_tool_calling(config),
         chat=chat,

@@ -104,7 +104,7 @@ async def _train(
 ) -> tuple[float, float]:
     """Run the probe; returns the seconds before its first evaluation, and of its last checkpoint."""
     from skyfleet.trainer.assemble import GivenObjects
-    from skyfleet.trainer.loop import train
+    from skyfleet.trainer.loops import train
     from skyfleet.trainer.sft import warm_start
     from skyfleet.trainer.training_run import open_training_run
 

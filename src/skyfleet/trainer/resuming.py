@@ -80,9 +80,12 @@ KEYS_MUTABLE_ON_RESUME = (
     "trainer.tracing",
     "generator.remote_inference_engine_urls",
     "generator.weight_sync_dir",
+    "generator.delta_weight_sync.sync_dir",
     "generator.probe_timeout_seconds",
     "trainer.sentinels.mode",
     "trainer.sentinels.modes",
+    "trainer.fully_async.num_parallel_generation_workers",
+    "trainer.fully_async.clear_kv_cache_on_weight_sync",
     "trainer.gradient_checkpointing",
     "trainer.loss_chunk_size",
     "trainer.max_tokens_per_microbatch",
@@ -313,8 +316,7 @@ def _reject_changes(
         key, (before, now) = next(iter(changed.items()))
         raise ConfigError(
             f"{where} was started with {key}={before!r} and this run has {now!r}; "
-            "give trainer.run_name (run_dir= in Python) another name, or trainer.resume_mode=none with "
-            "an empty folder"
+            "give trainer.run_name (run_dir= in Python) another name"
         )
 
 

@@ -19,6 +19,7 @@ from skyfleet.learner.learner import Learner
 from skyfleet.sentinels.checker import InvariantChecker
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
+from skyfleet.tracking.background import RunState
 from skyfleet.tracking.console import ConsoleTracker
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.tracking.tracing import RolloutTracer
@@ -26,12 +27,13 @@ from skyfleet.trainer.alerting import RunAlerts
 from skyfleet.trainer.callbacks import Callbacks
 from skyfleet.trainer.evaluation import Evaluator
 from skyfleet.trainer.exports import Exports
+from skyfleet.trainer.group_rollouts import GroupRollouts
 from skyfleet.trainer.journal import Journal
 from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.tasks import Schedule
 from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trajectories.trajectory import Group
-from skyfleet.weight_sync.sync import WeightSync
+from skyfleet.weight_sync.sync import WeightSync, find_report
 
 _SAVE_TIMINGS = frozenset({"timing/save_checkpoints", "timing/save_hf_model"})
 
@@ -61,6 +63,8 @@ class TrainerState:
     """By receiver: its thread and the alerts that it has, for a run that resumes elsewhere."""
     config: str = ""
     """config.yaml without paths, for a run that has lost the file; empty in earlier versions."""
+    open_groups: dict[str, Any] = field(default_factory=dict)
+    """Of an asynchronous run: what is drawn and not trained on (`OpenGroups`)."""
     eval_sets: dict[str, str] = field(default_factory=dict)
     """The hash of each evaluation set by name; empty in checkpoints of earlier versions."""
     grading_code: dict[str, Any] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         state = asdict(self)
-        for name in ("fitted_settings", "sent_alerts"):
+        for name in ("fitted_settings", "sent_alerts", "open_groups"):
             if not state[name]:
                 del state[name]
         return state
@@ -92,6 +96,7 @@ class ResumePoint:
     """The sampler state and metrics from which an interrupted run resumes."""
 
     data: Mapping[str, Any] = field(default_factory=dict)
+    open_groups: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     policy_version: int = 0
 
@@ -110,6 +115,12 @@ class Inference:
 
     async def verify(self) -> None:
         await self.sync.verify(self.engines)
+
+    @property
+    def sync_metrics(self) -> dict[str, float]:
+        """Of the last push; empty if it copied nothing."""
+        report = find_report(self.sync)
+        return {} if report is None else report.metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +164,14 @@ class Run:
     """When the set-up of the run began."""
     first_step: int = 0
     """The step that this process began or resumed with."""
+    group_rollouts: GroupRollouts | None = None
+    """Of an asynchronous run: plays groups beside training."""
 
     def mark_resume_point(self) -> None:
         """An interruption keeps everything up to here; later work is repeated on resume."""
         self.resume_point.data = self.rollouts.sampler.state_dict()
+        if self.group_rollouts is not None:
+            self.resume_point.open_groups = self.group_rollouts.groups.state_dict(self.state.step)
         self.resume_point.metrics = self.log.pending
         self.resume_point.policy_version = self.learner.policy_version
 
@@ -169,6 +184,8 @@ class Run:
     def rewind(self) -> None:
         """Go back to the last resume point: tasks sampled since then are sampled again."""
         self.rollouts.sampler.load_state_dict(self.resume_point.data)
+        if self.group_rollouts is not None:
+            self.group_rollouts.groups.load_state_dict(self.resume_point.open_groups)
         self.state.pending_metrics = dict(self.resume_point.metrics)
 
     def check_locks(self) -> None:
@@ -182,6 +199,8 @@ class Run:
         self.log.sync()
         self.checker.sync()
         self.state.sent_alerts = self.alerts.list_sent()
+        if self.group_rollouts is not None:
+            self.state.open_groups = self.group_rollouts.groups.state_dict(self.state.step)
         # Step 0 is the policy before reinforcement learning, the default KL reference.
         protect = (0, self.state.best_step, self.state.reference_step)
         self.uploads.remove_uploaded(protect)  # before: a checkpoint may need the space
@@ -196,9 +215,12 @@ class Run:
         self.uploads.submit(saved)
         return saved
 
-    async def close(self) -> None:
+    async def close(self, error: BaseException | None = None) -> None:
+        """`error` has ended the run."""
+        if self.group_rollouts is not None:  # the loop may not have been closed by its caller
+            await self.group_rollouts.close()
         # What trackers, alerts and spans still have to send, they send at the same time.
-        self.log.finish()
+        self.log.finish(_describe_end(error))
         self.alerts.finish()
         if self.tracer is not None:
             self.tracer.finish()
@@ -209,6 +231,13 @@ class Run:
             if self.tracer is not None:
                 await asyncio.to_thread(self.tracer.close)
             await self.alerts.close()
+
+
+def _describe_end(error: BaseException | None) -> RunState:
+    """A step iterator that its user closes early ends the run as well as its last step does."""
+    if error is None or isinstance(error, GeneratorExit):
+        return "finished"
+    return "failed" if isinstance(error, Exception) else "killed"
 
 
 def checkpoint_parts(

@@ -28,7 +28,7 @@ from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.attachments import RESULTS, attach_inputs, attach_results
 from skyfleet.trainer.bucket_layout import (
     REPORT,
-    check_trajectory_bucket,
+    check_buckets,
     drop_buckets_without_credentials,
     locate_lock,
 )
@@ -74,7 +74,7 @@ async def run_training(
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> TrainingOutcome:
     """Train or resume a run, compare before with after, and write the report."""
-    from skyfleet.trainer.loop import train
+    from skyfleet.trainer.loops import train
 
     async with open_training_run(config, given=given, on_progress=on_progress) as run:
         await train(run)
@@ -97,7 +97,7 @@ async def open_training_run(
     config = drop_buckets_without_credentials(config)
     anchored = anchor_paths(config)  # what runs from here on may change the working directory
     folder = Path(anchored.trainer.run_path)
-    check_trajectory_bucket(config)
+    check_buckets(config)
     async with (
         hold_run_folders(config, on_progress) as locks,
         lock_address(locate_lock(config), on_progress) as bucket_locks,
@@ -125,6 +125,8 @@ async def open_training_run(
                 opened_at=start,
                 first_step=run.state.step,
             )
+            run.alerts.begin(opened_at=start, first_step=run.first_step)
+            ended_by: BaseException | None = None
             try:
                 write_atomically(folder / CONFIG, dump_yaml(config))
                 attach_inputs(run.log, config)
@@ -136,9 +138,12 @@ async def open_training_run(
                 run.uploads.start()
                 with tuned_gc():
                     yield run
+            except BaseException as error:
+                ended_by = error
+                raise
             finally:
                 try:
-                    await run.close()
+                    await run.close(ended_by)
                 finally:
                     await run.uploads.close()
 

@@ -132,9 +132,9 @@ class SegmentWriter:
     def sync(self) -> None:
         """From here on everything written survives a power failure."""
         if self._file is not None and not self._is_synced:
+            self._is_synced = True  # before: a record may be written while this runs in a thread
             with explain_disk_full(self._path):
                 os.fsync(self._file.fileno())
-            self._is_synced = True
 
     def close(self) -> None:
         if self._file is not None:

@@ -125,8 +125,15 @@ def _transcript_record(transcript: Transcript) -> Record:
         "chosen": _find_runs(mask),
         "logprobs": _pack(list(compress(transcript.logprobs[:], mask))),
         "policy_versions": list(transcript.policy_versions),
+        **_changes_record(transcript),
         **({"reason": transcript.reason} if transcript.reason else {}),
     }
+
+
+def _changes_record(transcript: Transcript) -> Record:
+    """Of a transcript that was sampled while weights arrived; without the key otherwise."""
+    changes = [[at, version] for at, version in transcript.version_changes]
+    return {"version_changes": changes} if changes else {}
 
 
 def _transcript(record: Mapping[str, Any]) -> Transcript:
@@ -148,6 +155,7 @@ def _transcript(record: Mapping[str, Any]) -> Transcript:
         loss_mask=loss_mask,
         logprobs=logprobs,
         policy_versions=list(record["policy_versions"]),
+        version_changes=[(at, version) for at, version in record.get("version_changes", ())],
         reason=record.get("reason", ""),
     )
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
+from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.engine import Engine
+from skyfleet.engines.engine import Engine, HasDecoder
 from skyfleet.engines.engine_pool import EnginePool
 from skyfleet.errors import SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.lora import merged_state_dict
 from skyfleet.models.weights import weight_checksum
+from skyfleet.weight_transfer.buckets import BYTES_PER_GB, TransferReport
+from skyfleet.weight_transfer.delta_publisher import DeltaPublisher
+
+if TYPE_CHECKING:
+    from skyfleet.weight_sync.vllm import OpenPublisher
 
 
 class WeightSync(Protocol):
@@ -78,14 +84,36 @@ class PausedSync:
     async def verify(self, engines: Sequence[Engine]) -> None:
         await self._sync.verify(engines)
 
+    @property
+    def report(self) -> TransferReport | None:
+        return find_report(self._sync)
+
+
+def find_report(sync: WeightSync) -> TransferReport | None:
+    """What the last push moved; None for a sync that moves nothing, or has not been asked to."""
+    report: TransferReport | None = getattr(sync, "report", None)
+    return report
+
 
 def build_weight_sync(config: RunConfig, module: nn.Module, engine: Engine) -> WeightSync:
     """How weights of `module` get to `engine`, which may be a pool."""
     if config.generator.backend == "embedded":
+        if config.trainer.fully_async.enabled and isinstance(engine, HasDecoder):
+            return CopySync(engine.decoder.module)
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
+    generator = config.generator
     sync = VllmSync(
-        lambda: merged_state_dict(module).items(), folder=config.generator.weight_sync_dir
+        lambda: merged_state_dict(module).items(),
+        folder=generator.weight_sync_dir,
+        deltas=_open_deltas(generator) if generator.weight_sync_backend == "delta" else None,
     )
     return PausedSync(sync, engine) if isinstance(engine, EnginePool) else sync
+
+
+def _open_deltas(generator: Generator) -> OpenPublisher:
+    settings = generator.delta_weight_sync
+    sync_dir, max_file_bytes = settings.sync_dir, int(settings.max_file_size_in_gb * BYTES_PER_GB)
+    assert sync_dir is not None  # validated
+    return lambda dtype: DeltaPublisher(sync_dir, dtype=dtype, max_file_bytes=max_file_bytes)

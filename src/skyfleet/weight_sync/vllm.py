@@ -1,7 +1,7 @@
 """VllmSync: push the learner's weights into running vLLM engines, and verify them by checksums.
 
 On the learner's own GPU, vLLM reads the weights in place (CUDA IPC). On other devices, on CPUs and
-on servers, it reads them from a file.
+on servers, it reads them from a file, or fetches compressed deltas from a folder or bucket.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -23,7 +24,11 @@ from skyfleet.errors import ConfigError, SentinelError
 from skyfleet.learner.learner import Learner
 from skyfleet.models.weights import weight_checksum
 from skyfleet.weight_sync.weights_file import remove_stale_files, weights_file
+from skyfleet.weight_transfer.buckets import TransferReport
+from skyfleet.weight_transfer.delta_publisher import DeltaPublisher
 
+OpenPublisher = Callable[[torch.dtype | None], DeltaPublisher]
+"""Opens a publisher of weights in a dtype; None keeps the learner's."""
 Checksums = Mapping[str, list[int]]
 """Checksums by tensor name."""
 
@@ -38,15 +43,25 @@ class ExpectedChecksums:
     """Checksums after rounding, by the dtype of an engine."""
 
     @classmethod
-    def compute(cls, weights: Mapping[str, Tensor], model_dtypes: Iterable[str]) -> Self:
-        sent = {name: weight_checksum(weight).tolist() for name, weight in weights.items()}
+    def compute(
+        cls,
+        weights: Mapping[str, Tensor],
+        model_dtypes: Iterable[str],
+        *,
+        sent_dtype: torch.dtype | None = None,
+    ) -> Self:
+        """`sent_dtype` is what weights are rounded to before they are sent."""
+        sent = {
+            name: weight_checksum(weight.to(sent_dtype or weight.dtype)).tolist()
+            for name, weight in weights.items()
+        }
         return cls(
             shapes={name: list(weight.shape) for name, weight in weights.items()},
             sent=sent,
             held={
                 dtype_name: {
                     name: sent[name]
-                    if weight.dtype is dtype
+                    if (sent_dtype or weight.dtype) is dtype
                     else weight_checksum(weight.to(dtype)).tolist()
                     for name, weight in weights.items()
                 }
@@ -97,19 +112,47 @@ class VllmSync:
         weights: Callable[[], Iterable[tuple[str, Tensor]]],
         *,
         folder: str | None = None,
+        deltas: OpenPublisher | None = None,
     ) -> None:
         """`weights` returns the whole model by Hugging Face's names, with adapters merged.
 
-        `folder` is a folder that the engines see too; None is for engines on this machine.
+        `folder` is a folder that the engines see too; None is for engines on this machine. With
+        `deltas`, every engine gets the weights as compressed deltas instead.
         """
-        self._weights, self._folder = weights, folder
+        self._weights, self._folder, self._open_publisher = weights, folder, deltas
+        self._publisher: DeltaPublisher | None = None
         self._expected: ExpectedChecksums | None = None
+        self.report: TransferReport | None = None
+        """Of the last push."""
         remove_stale_files()
 
     async def push(self, learner: Learner, engines: Sequence[Engine]) -> int:
         """SentinelError if an engine then holds other weights than were sent."""
+        start = perf_counter()
         weights, version = _without_duplicates(self._weights()), learner.policy_version
         updatable = [_as_updatable(engine) for engine in engines]
+        dtypes = {engine.model_dtype for engine in updatable}
+        sent_dtype = None
+        if self._open_publisher is not None:
+            sent_dtype = getattr(torch, min(dtypes)) if len(dtypes) == 1 else None
+            n_bytes = await self._push_delta(weights, updatable, version, sent_dtype)
+        else:
+            n_bytes = await self._push_whole(weights, updatable, version)
+
+        async def check(engine: UpdatableEngine) -> None:
+            if mismatch := await _find_mismatch(expected, engine):
+                raise SentinelError(f"after the sync, {engine.name} {mismatch}; {engine.remedy}")
+
+        expected = ExpectedChecksums.compute(weights, dtypes, sent_dtype=sent_dtype)
+        self._expected = expected
+        await broadcast(updatable, check)
+        self.report = TransferReport(n_bytes=n_bytes, seconds=perf_counter() - start)
+        return version
+
+    async def _push_whole(
+        self, weights: dict[str, Tensor], engines: Sequence[UpdatableEngine], version: int
+    ) -> int:
+        """By CUDA IPC or by file; returns the bytes."""
         by_ipc: list[UpdatableEngine] = []
         by_file: list[UpdatableEngine] = []
 
@@ -120,11 +163,7 @@ class VllmSync:
             handles = await asyncio.to_thread(_ipc_handles, weights)
             await engine.update_weights("skyfleet_load_handles", handles, policy_version=version)
 
-        async def check(engine: UpdatableEngine) -> None:
-            if mismatch := await _find_mismatch(expected, engine):
-                raise SentinelError(f"after the sync, {engine.name} {mismatch}; {engine.remedy}")
-
-        await broadcast(updatable, choose_transport)
+        await broadcast(engines, choose_transport)
         if by_ipc:
             await broadcast(by_ipc, send_handles)
         if by_file:
@@ -135,10 +174,32 @@ class VllmSync:
                         "skyfleet_load_file", str(path), policy_version=version
                     ),
                 )
-        expected = ExpectedChecksums.compute(weights, {engine.model_dtype for engine in updatable})
-        self._expected = expected
-        await broadcast(updatable, check)
-        return version
+        return sum(weight.nbytes for weight in weights.values())
+
+    async def _push_delta(
+        self,
+        weights: dict[str, Tensor],
+        engines: Sequence[UpdatableEngine],
+        version: int,
+        dtype: torch.dtype | None,
+    ) -> int:
+        """Engines fetch while they go on, and pause only to load; returns the bytes published."""
+        if self._publisher is None:
+            assert self._open_publisher is not None
+            self._publisher = self._open_publisher(dtype)
+        publisher = self._publisher
+        report = await asyncio.to_thread(publisher.publish, weights.items(), version=version)
+        await broadcast(
+            engines,
+            lambda engine: engine.collective_rpc(
+                "skyfleet_fetch_delta", publisher.sync_dir, version
+            ),
+        )
+        await broadcast(
+            engines,
+            lambda engine: engine.update_weights("skyfleet_load_delta", "", policy_version=version),
+        )
+        return report.n_bytes
 
     async def verify(self, engines: Sequence[Engine]) -> None:
         """Check healthy engines again.

@@ -63,7 +63,8 @@ class CudaGraphRecorder:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A learner in another thread may allocate memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = work()
         self._pool = self._pool or graph.pool()
         return graph, output

@@ -30,11 +30,10 @@ class Request:
     future: asyncio.Future[Completion]
     n_prompt: int
     policy_version: int
-    """The version at the start.
-
-    If weights change while the request runs, the oldest version counts.
-    """
+    """The version that sampled the first token."""
     block_hashes: list[int]
+    salt: int = 0
+    """Of its block hashes: only requests with the same one share blocks."""
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     n_computed: int = 0
@@ -43,8 +42,17 @@ class Request:
     """Blocks that other requests can share."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    version_changes: list[tuple[int, int]] = field(default_factory=list)
     is_decoding: bool = False
     """The prefill is complete."""
+
+    def note_version(self, version: int) -> None:
+        """`version` samples the next tokens."""
+        newest = self.version_changes[-1][1] if self.version_changes else self.policy_version
+        if not self.sampled:
+            self.policy_version = version
+        elif version != newest:
+            self.version_changes.append((len(self.sampled), version))
 
     def draw_uniforms(self) -> np.ndarray:
         """One uniform number per token that the request may generate."""
@@ -85,6 +93,12 @@ class Request:
             logprobs=tuple(self.logprobs),
             finish=finish,
             policy_version=self.policy_version,
+            version_changes=tuple(
+                # A round may end with tokens that the turn does not have.
+                change
+                for change in self.version_changes
+                if change[0] < len(self.sampled)
+            ),
         )
 
 
@@ -221,7 +235,9 @@ class Scheduler:
 
     def register_blocks(self, request: Request) -> None:
         """Make every full, computed block of the request available to others."""
-        request.block_hashes += hash_blocks(request.token_ids, request.block_hashes)
+        request.block_hashes += hash_blocks(
+            request.token_ids, request.block_hashes, salt=request.salt
+        )
         n_full = min(request.n_computed // BLOCK_SIZE, len(request.block_hashes))
         for at in range(request.n_registered, n_full):
             self._pool.register(request.blocks[at], request.block_hashes[at])

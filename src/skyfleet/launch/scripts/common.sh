@@ -34,6 +34,9 @@ extras=${EXTRAS:-train,s3,slack,wandb}
 venv=$state/venv-$({ cat pyproject.toml ${constraints:+"$constraints"} && echo "$PWD $extras"; } |
   sha256sum | cut -c1-12)
 
+openenv=$venv/OpenEnv
+[[ ! -d $openenv/src ]] || export PYTHONPATH=$openenv/src${PYTHONPATH:+:$PYTHONPATH}
+
 # The name must be the same after a preemption: SkyPilot keeps the task's id when it recovers a job.
 name_run() {
   local chosen=${RESUME_RUN_NAME:-${RUN_NAME:-}}

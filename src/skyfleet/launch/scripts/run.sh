@@ -42,7 +42,7 @@ if [[ ${DATASET-fleet} == fleet ]]; then
 fi
 [[ -z ${S3_CHECKPOINT_BUCKET:-} ]] || arguments+=("trainer.ckpt_bucket=$S3_CHECKPOINT_BUCKET")
 [[ -z ${S3_TRAJECTORY_BUCKET:-} ]] || arguments+=("trainer.trajectory_bucket=$S3_TRAJECTORY_BUCKET")
-[[ -z ${WANDB_API_KEY:-} ]] || arguments+=("trainer.logger=[console,wandb]")
+[[ -z ${WANDB_API_KEY:-} ]] || arguments+=("trainer.logger=[${LOGGER:-console,wandb}]")
 if [[ -n ${SLACK_BOT_TOKEN:-} && -n ${SLACK_CHANNEL:-} && ,$extras, == *,slack,* ]]; then
   arguments+=("trainer.alerts.slack_channel=${SLACK_CHANNEL#\#}")
 fi
@@ -50,9 +50,11 @@ while IFS= read -r override; do
   [[ -z $override ]] || arguments+=("$override")
 done <<<"${OVERRIDES:-}"
 
-# All that is missing, such as a key, a bucket or a GPU, is named at once, before the trainer starts.
-if [[ ${PREFLIGHT:-1} == 1 ]]; then
-  "$venv/bin/skyfleet" preflight "${arguments[@]}"
+# All that is missing, such as a key, a bucket or a GPU, is named at once, before the trainer starts. A
+# second time, because a service may fail once.
+if [[ ${PREFLIGHT:-1} == 1 ]] && ! "$venv/bin/skyfleet" preflight "${arguments[@]}"; then
+  sleep "${RESTART_SECONDS:-15}"
+  "$venv/bin/skyfleet" preflight "${arguments[@]}" || exit 2
 fi
 
 start_trainer() {
@@ -97,7 +99,7 @@ follow_trainer() {
 }
 
 # 2 is a mistake that a restart repeats; 128 + a signal is a stop that was asked for. Anything else is a
-# crash: the same command resumes from the newest complete checkpoint.
+# crash, or 75, an outage: the same command resumes from the newest complete checkpoint.
 for ((restart = 0; ; restart++)); do
   start_trainer
   code=0

