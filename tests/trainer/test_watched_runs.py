@@ -215,13 +215,13 @@ def test_the_last_row_is_served_while_the_run_goes_on(tmp_path: Path) -> None:
 async def test_trackers_learn_how_the_run_ended(
     tmp_path: Path, error: BaseException | None, state: str
 ) -> None:
-    told: list[str] = []
+    states: list[str] = []
     with suppress(ValueError, asyncio.CancelledError):
         async with open_training_run(small_config(tmp_path / "run")) as run:
-            run.log.finish = lambda state="finished": told.append(state)  # type: ignore[method-assign]
+            run.log.finish = lambda state="finished": states.append(state)  # type: ignore[method-assign]
             if error is not None:
                 raise error
-    assert told[0] == state
+    assert states[0] == state
 
 
 @pytest.mark.exhaustive
