@@ -115,6 +115,13 @@ def list_hourly(gpus: str) -> list[tuple[str, float]]:
     return [(price.cloud, price.dollars_per_hour) for price in list_prices(parse_gpus(gpus))]
 
 
+def list_rates(gpus: str, *, num_nodes: int) -> str:
+    from skyfleet.launch.prices import format_prices
+    from skyfleet.launch.resources import parse_gpus
+
+    return format_prices(parse_gpus(gpus), num_nodes=num_nodes, spot=False)
+
+
 def _load(text: str) -> dict[str, Any]:
     import yaml
 
@@ -126,4 +133,5 @@ if __name__ == "__main__":
     write_catalogs(Path(os.environ["HOME"]))
     results = {name: check(Path(name)) for name in sys.argv[1:]}
     results["prices"] = {gpus: list_hourly(gpus) for gpus in ("H200:1", "H100:8")}
+    results["rates"] = list_rates("H200:1", num_nodes=2)
     sys.stdout.write("\nRESULT " + json.dumps(results) + "\n")

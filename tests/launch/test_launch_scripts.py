@@ -154,6 +154,21 @@ def test_a_crash_restarts_the_same_command_and_a_mistake_or_a_stop_does_not(
     assert all(call == made.calls()[0] for call in made.calls())
 
 
+@pytest.mark.parametrize(
+    ("prices", "given"), [("lambda=2.99,runpod=3.59", ["3.59"]), ("lambda=2.99", []), ("", [])]
+)
+def test_the_trainer_learns_the_price_of_the_cloud_that_it_runs_on(
+    machine: Callable[[str], Machine], prices: str, given: list[str]
+) -> None:
+    made = machine("exit 0\n")
+    info = '{"cluster_name": "c", "cloud": "RunPod", "region": "CA", "zone": null}'
+    variables = {"SKYPILOT_CLUSTER_INFO": info, "DOLLARS_PER_HOUR": prices}
+    assert made.run("run.sh", DATASET="", PREFLIGHT="0", **variables).returncode == 0
+    (call,) = made.calls()
+    key = "trainer.alerts.dollars_per_hour="
+    assert [a.removeprefix(key) for a in call if a.startswith(key)] == given
+
+
 UPLOADING = """
 echo "started"; touch "$HOME/started"
 trap 'sleep 1.5; touch "$HOME/uploaded"; exit 143' TERM

@@ -145,12 +145,16 @@ def _show_dry_run(plan: LaunchPlan) -> None:
 def launch_plan(plan: LaunchPlan, *, root: Path, spot: bool, attach: bool) -> None:
     """Launch a run; with `attach`, follow it until it ends."""
     from skyfleet.launch.credentials import write_credentials
+    from skyfleet.launch.prices import format_prices
     from skyfleet.launch.secrets import read_secrets
     from skyfleet.launch.sky import JobEnd, launch_task, parse_task, run_until_ended, write_task
 
     secrets = read_secrets(plan.secret_names, plan.modality, os.environ)
     os.chdir(root)  # the task's workdir
     task = parse_task(plan.text, secrets)
+    if not task.envs.get("DOLLARS_PER_HOUR"):
+        prices = format_prices(plan.gpus, num_nodes=plan.num_nodes, spot=spot)
+        task.update_envs({"DOLLARS_PER_HOUR": prices})
     for path in write_credentials(Path.home(), os.environ):
         print(f"wrote {path} from the environment")
     kept = write_task(plan.text, LAUNCHES, plan.run_name)

@@ -83,6 +83,9 @@ class LaunchPlan:
     """What would happen, one sentence each."""
     checkpoints: BucketCheckpoints | None
     """Where the run's checkpoints are, or will be."""
+    gpus: Gpus
+    """Of one machine."""
+    num_nodes: int
 
 
 def plan_launch(
@@ -266,6 +269,8 @@ def _finish(
         secret_names=secret_names,
         notes=tuple(notes),
         checkpoints=_locate_checkpoints(config, name, envs["S3_CHECKPOINT_BUCKET"]),
+        gpus=parse_gpus(gpus),
+        num_nodes=built["num_nodes"],
     )
 
 

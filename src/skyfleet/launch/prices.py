@@ -68,3 +68,16 @@ def list_prices(gpus: Gpus) -> list[CloudPrice]:
         why = f" ({'; '.join(problems)})" if problems else ""
         raise LaunchError(f"SkyPilot's catalogue has no price for {gpus}{why}")
     return sorted(prices, key=lambda price: price.dollars_per_hour)
+
+
+def format_prices(gpus: Gpus, *, num_nodes: int, spot: bool) -> str:
+    """DOLLARS_PER_HOUR of a task: `lambda=2.99,runpod=3.59`, for all its machines; empty if unknown."""
+    try:
+        prices = list_prices(gpus)
+    except LaunchError:
+        return ""
+    rates = {
+        price.cloud: price.spot_dollars_per_hour if spot else price.dollars_per_hour
+        for price in prices
+    }
+    return ",".join(f"{cloud}={num_nodes * rate:g}" for cloud, rate in rates.items() if rate)

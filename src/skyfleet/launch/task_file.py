@@ -45,6 +45,7 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
     "OPENENV_COMMIT": "009c1ed",
     "MAX_RESTARTS": "3",
     "PREFLIGHT": "1",
+    "DOLLARS_PER_HOUR": "",
 }
 """Every variable that the scripts read, with the value that a task file has if nobody sets it."""
 

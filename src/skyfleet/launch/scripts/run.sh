@@ -46,6 +46,15 @@ fi
 if [[ -n ${SLACK_BOT_TOKEN:-} && -n ${SLACK_CHANNEL:-} && ,$extras, == *,slack,* ]]; then
   arguments+=("trainer.alerts.slack_channel=${SLACK_CHANNEL#\#}")
 fi
+find_price() { # of all machines of this run, on the cloud that SkyPilot names
+  local cloud entry
+  cloud=$(sed -nE 's/.*"cloud": *"([^"]*)".*/\1/p' <<<"${SKYPILOT_CLUSTER_INFO:-}")
+  for entry in $(tr "," " " <<<"${DOLLARS_PER_HOUR:-}"); do
+    [[ ${entry%%=*} != "${cloud,,}" ]] || echo "${entry#*=}"
+  done
+}
+price=$(find_price)
+[[ -z $price ]] || arguments+=("trainer.alerts.dollars_per_hour=$price")
 while IFS= read -r override; do
   [[ -z $override ]] || arguments+=("$override")
 done <<<"${OVERRIDES:-}"
