@@ -133,5 +133,5 @@ if __name__ == "__main__":
     write_catalogs(Path(os.environ["HOME"]))
     results = {name: check(Path(name)) for name in sys.argv[1:]}
     results["prices"] = {gpus: list_hourly(gpus) for gpus in ("H200:1", "H100:8")}
-    results["rates"] = list_rates("H200:1", num_nodes=2)
+    results["rates"] = {"H200:1": list_rates("H200:1", num_nodes=2)}
     sys.stdout.write("\nRESULT " + json.dumps(results) + "\n")

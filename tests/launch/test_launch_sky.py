@@ -115,7 +115,7 @@ def test_prices_come_from_skypilots_catalogue_cheapest_cloud_first(
     ]
     assert prices["H200:1"][0][1] == pytest.approx(2.0 * 1.3)
     assert prices["H100:8"][0][1] == pytest.approx(2.0 * 8)
-    rates = [rate.split("=") for rate in results["rates"].split(",")]  # of two machines
+    rates = [rate.split("=") for rate in results["rates"]["H200:1"].split(",")]  # of two machines
     assert [cloud for cloud, _ in rates] == [cloud for cloud, _ in prices["H200:1"]]
     assert float(rates[0][1]) == pytest.approx(2 * 2.0 * 1.3)
 

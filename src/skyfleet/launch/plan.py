@@ -14,6 +14,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.launch.resources import (
+    Gpus,
     build_resources,
     choose_clouds,
     estimate_disk_gb,

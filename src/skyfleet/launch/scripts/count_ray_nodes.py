@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import ray
 
-ray.init(log_to_driver=False, logging_level="ERROR")
+ray.init(log_to_driver=False, logging_level=logging.ERROR)
 sys.stdout.write(f"{sum(node['Alive'] for node in ray.nodes())}\n")
 ray.shutdown()
