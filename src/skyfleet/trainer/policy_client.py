@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.tokenizer import encode_text
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import uses_native_tool_calling
 from skyfleet.config.warnings import warn_native_tool_calling
-from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
+from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import ChatEnginePool, EnginePool
 from skyfleet.engines.factory import (
@@ -28,20 +26,14 @@ from skyfleet.engines.factory import (
 )
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import EnvFactory, Observation
+from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.models.loading import LoadedModel, load_tokenizer, read_vocab_size, save_model
 from skyfleet.models.rope import has_rope_scaling
-from skyfleet.rollouts.conversation import (
-    AgentFactory,
-    ContextStatus,
-    Conversation,
-    TokenConversation,
-)
-from skyfleet.rollouts.native_tool_calling import NativeToolConversation
-from skyfleet.rollouts.one_message import OneMessageConversation
+from skyfleet.rollouts.conversation import AgentFactory, ContextStatus
+from skyfleet.rollouts.policy_agent import PolicyAgent
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import build_renderer, load_policy_model
@@ -79,37 +71,18 @@ class PolicyClient:
         return first.model if isinstance(first, OpenAIEngine) else None
 
     def agent(self, sampling: SamplingParams) -> AgentFactory:
-        sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
-        chat = self.chat or RenderedChat(
-            self.engine, self.renderer, max_input_length=self.max_input_length
+        return PolicyAgent(
+            tokenizer=self.tokenizer,
+            renderer=self.renderer,
+            engine=self.engine,
+            sampling=replace(sampling, stop_token_ids=self.renderer.stop_token_ids),
+            max_input_length=self.max_input_length,
+            native=self.native,
+            chat=self.chat,
+            status=self.status,
+            one_message=self.one_message,
+            session_prefix=self.session_prefix,
         )
-        token_conversation: Callable[..., Conversation] = TokenConversation
-        if self.one_message:
-            encode = partial(encode_text, self.tokenizer)
-            token_conversation = partial(OneMessageConversation, encode=encode)
-
-        def start(task: Task, observation: Observation, session: str) -> Conversation:
-            session = f"{self.session_prefix}{session}"
-            native = observation.use_native_tool_calling
-            if self.native if native is None else native:
-                return NativeToolConversation(
-                    observation,
-                    engine=chat,
-                    sampling=sampling,
-                    session=session,
-                    max_input_length=self.max_input_length,
-                )
-            return token_conversation(
-                observation,
-                engine=self.engine,
-                renderer=self.renderer,
-                sampling=sampling,
-                session=session,
-                status=self.status,
-                max_input_length=self.max_input_length,
-            )
-
-        return start
 
 
 @asynccontextmanager
