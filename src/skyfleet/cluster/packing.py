@@ -23,6 +23,7 @@ def pack_function(build: Callable[[], Any], what: str) -> bytes:
         return pack_source(build)
     except NotMovableError as error:
         raise ClusterError(
-            f"{what} cannot be sent to rollout workers: {error}; name it as "
-            "environment.env_class=module:function, or set generator.num_rollout_workers_per_node=0"
+            f"{what} cannot be sent to rollout workers: {error}; make it a function or class of a "
+            "module, such as environment.env_class=module:function, or set "
+            "generator.num_rollout_workers_per_node=0"
         ) from None

@@ -40,7 +40,7 @@ from skyfleet.cluster.plays import (
     forget,
     release,
 )
-from skyfleet.cluster.sources import Sources
+from skyfleet.cluster.sources import MakeRenderer, Sources
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.worker_process import pack_task
 from skyfleet.errors import ClusterError, EnvError, EpisodeError
@@ -59,6 +59,7 @@ MAX_STARTS = 5
 CLOSE_SECONDS = 30.0
 """For episodes that were cancelled to close their environments."""
 BACKOFF_SECONDS = 1.0
+ENVIRONMENT = "the environment"
 
 
 class WorkerLostError(Exception):
@@ -112,13 +113,15 @@ class _Worker:
 class RolloutPool:
     """`run` has the signature of `run_episode`."""
 
-    def __init__(self, *, no_worker_seconds: float = 300.0) -> None:
-        """Without a worker for so long, the run stops: their nodes are gone."""
+    def __init__(
+        self, *, make_renderer: MakeRenderer | None = None, no_worker_seconds: float = 300.0
+    ) -> None:
+        """Without a worker for `no_worker_seconds`, the run stops: their nodes are gone."""
         self._no_worker_seconds = no_worker_seconds
         self._workers: list[_Worker] = []
         self._waiting: deque[Play] = deque()
         self._numbers = count()
-        self._sources = Sources()
+        self._sources = Sources(make_renderer)
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         """An episode has ended on its worker, or a worker has started or ended."""
@@ -158,9 +161,12 @@ class RolloutPool:
         if self._error is not None:
             raise self._error
 
-    def add_env(self, open_env: EnvFactory, build: Callable[[], EnvFactory]) -> None:
+    def add_env(self, open_env: EnvFactory, build: Callable[[], EnvFactory] | None) -> None:
         """`build` returns the factory in a worker; without it the object itself is sent."""
-        self._sources.add(open_env, build, "the environment")
+        if build is None:
+            self._sources.find(open_env, ENVIRONMENT)
+        else:
+            self._sources.add(open_env, build, ENVIRONMENT)
 
     async def run(
         self,
@@ -178,7 +184,7 @@ class RolloutPool:
         start = StartEpisode(
             episode=number,
             task=pack_task(task),
-            env=self._sources.find(open_env, "the environment"),
+            env=self._sources.find(open_env, ENVIRONMENT),
             agent=self._sources.find(policy, "the agent"),
             sampling=policy.sampling if isinstance(policy, PolicyAgent) else None,
             limits=limits,

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
+from skyfleet.chat.renderer import Renderer
 from skyfleet.cluster.messages import AddSource
 from skyfleet.cluster.packing import pack_function
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts.policy_agent import PolicyAgent
 
+MakeRenderer = Callable[[Any], Renderer]
+
 
 class Sources:
     """Known by identity, so that none is pickled twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_renderer: MakeRenderer | None = None) -> None:
+        """`make_renderer` makes an agent's renderer of its tokenizer; without it, it is sent too."""
+        self._make_renderer = make_renderer
         self._known: list[tuple[Any, AddSource]] = []
 
     def __getitem__(self, key: int) -> AddSource:
@@ -26,7 +32,12 @@ class Sources:
         for known, source in self._known:
             if known is value or _differ_in_sampling(known, value):
                 return source.key
-        return self.add(value, _Constant(_without_engine(value)), what)
+        if not isinstance(value, PolicyAgent):
+            return self.add(value, partial(_return, value), what)
+        agent: Any = replace(value, engine=cast("Any", None), sampling=SamplingParams())
+        if self._make_renderer is not None:
+            agent = replace(agent, renderer=cast("Any", None))
+        return self.add(value, partial(_build_agent, agent, self._make_renderer), what)
 
     def add(self, value: Any, build: Callable[[], Any], what: str) -> int:
         """`build` returns what a worker has in the place of `value`."""
@@ -35,20 +46,15 @@ class Sources:
         return source.key
 
 
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """A function that returns what it was pickled with."""
-
-    value: Any
-
-    def __call__(self) -> Any:
-        return self.value
+def _return(value: Any) -> Any:
+    return value
 
 
-def _without_engine(value: Any) -> Any:
-    if not isinstance(value, PolicyAgent):
-        return value
-    return replace(value, engine=None, sampling=SamplingParams())  # type: ignore[arg-type]
+def _build_agent(agent: PolicyAgent, make_renderer: MakeRenderer | None) -> PolicyAgent:
+    """In a worker. Caches and compiled templates of the driver's renderer cannot be sent."""
+    if make_renderer is None:
+        return agent
+    return replace(agent, renderer=make_renderer(agent.tokenizer))
 
 
 def _differ_in_sampling(known: Any, value: Any) -> bool:

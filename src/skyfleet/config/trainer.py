@@ -15,6 +15,12 @@ from skyfleet.config.tracking import Alerts, Logger, Prometheus, Wandb
 
 
 class Placement(Section):
+    use_ray: bool = False
+    """Run episodes, engines and learner ranks as Ray actors, placed by this section, on this machine or \
+on the cluster of RAY_ADDRESS. SkyRL has no such key: it always uses Ray."""
+    ready_timeout_seconds: float = Field(180.0, gt=0)
+    """How long to wait for the cluster's GPUs and CPUs, and for the actors to start. SkyRL's is the \
+variable SKYRL_RAY_PG_TIMEOUT_IN_S."""
     colocate_all: bool = True
     """Learner and engines share their GPUs."""
     colocate_policy_ref: bool = True

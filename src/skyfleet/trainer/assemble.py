@@ -22,6 +22,7 @@ from skyfleet.checkpoints.checkpoint import (
     read_checkpoint,
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
+from skyfleet.cluster.cluster import Cluster, check_cluster, open_cluster
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
@@ -34,11 +35,12 @@ from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
 from skyfleet.learner.learner import Learner
-from skyfleet.learner.policy_model import PolicyModel
+from skyfleet.learner.policy_model import PolicyModel, choose_device
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
+from skyfleet.rollouts.episode import run_episode
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.loss_recorder import LossRecorder
@@ -149,6 +151,7 @@ async def assemble(
         on_progress("starting vLLM")
     has_copy = _engine_has_copy(config)
     async with AsyncExitStack() as opened:
+        cluster = await _open_cluster(config, open_env, given, opened, on_progress)
         policy_client = await opened.enter_async_context(
             open_policy_client(
                 config,
@@ -179,6 +182,7 @@ async def assemble(
             given.callbacks,
             Journal.from_config(config, state.run_id, checkpoint),
             grading_code,
+            cluster,
             resume_step=state.logged_step if checkpoint else None,
             given_paths=given_paths or {},
         )
@@ -196,9 +200,37 @@ def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
     open_env = given.open_env or env_factory(config)
     check_references(config, model_is_given=given.model is not None)
     build_policy_loss(config.trainer.algorithm)
-    if _starts_vllm(config):
+    if config.trainer.placement.use_ray:
+        check_cluster(config, uses_gpus=_uses_gpus(config))
+    elif _starts_vllm(config):
         check_gpus(config, learns=True)
     return open_env
+
+
+def _uses_gpus(config: RunConfig) -> bool:
+    return choose_device(config.trainer.device).type == "cuda"
+
+
+async def _open_cluster(
+    config: RunConfig,
+    open_env: EnvFactory,
+    given: GivenObjects,
+    opened: AsyncExitStack,
+    on_progress: OnProgress,
+) -> Cluster | None:
+    """Ray's actors, closed with `opened`; None without `trainer.placement.use_ray`."""
+    if not config.trainer.placement.use_ray:
+        return None
+    on_progress("starting Ray")
+    return await opened.enter_async_context(
+        open_cluster(
+            config,
+            check_cluster(config, uses_gpus=_uses_gpus(config)),
+            open_env,
+            env_is_given=given.open_env is not None,
+            on_progress=on_progress,
+        )
+    )
 
 
 def _engine_has_copy(config: RunConfig) -> bool:
@@ -290,6 +322,7 @@ def _build_run(
     callbacks: Callbacks,
     journal: Journal,
     grading_code: GradingCode | None,
+    cluster: Cluster | None,
     *,
     resume_step: int | None,
     given_paths: Mapping[str, Any],
@@ -320,6 +353,7 @@ def _build_run(
             console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
+    runner = run_episode if cluster is None else cluster.run_episode
     rollouts = RolloutCollector(
         sampler=tasks.sampler,
         open_env=open_env,
@@ -329,6 +363,7 @@ def _build_run(
         max_concurrent=generator.max_num_seqs,
         filter_groups=filter_groups,
         tracer=tracer,
+        run=runner,
     )
     learner: Learner = learning.learner
     rules, group_rollouts, eval_prefix = trainer.fully_async, None, ""
@@ -363,6 +398,7 @@ def _build_run(
             verify=inference.verify,
             callbacks=callbacks,
             tracer=tracer,
+            run=runner,
         ),
         checker=checker,
         log=StepLog(*trackers),

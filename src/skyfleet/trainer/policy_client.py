@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.renderers import build_renderer
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import uses_native_tool_calling
@@ -36,7 +37,7 @@ from skyfleet.rollouts.conversation import AgentFactory, ContextStatus
 from skyfleet.rollouts.policy_agent import PolicyAgent
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
-from skyfleet.trainer.load_policy import build_renderer, load_policy_model
+from skyfleet.trainer.load_policy import load_policy_model
 
 logger = logging.getLogger(__name__)
 
