@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from skyfleet.chat.renderers import build_renderer
 from skyfleet.cluster.placement import Placement, plan_placement
+from skyfleet.cluster.ray_engines import EngineActors, start_engines
 from skyfleet.cluster.ray_session import RaySession, open_ray, require_ray
 from skyfleet.cluster.ray_workers import open_rollout_pool
 from skyfleet.cluster.rollout_pool import RolloutPool
 from skyfleet.config.root import RunConfig
+from skyfleet.engines.engine import Engine
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
+from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.rollouts.episode import EpisodeRunner, run_episode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Cluster:
     placement: Placement
     session: RaySession
     rollouts: RolloutPool | None
     """None: the driver plays episodes."""
+    actors: EngineActors | None = None
+    """Once they are started; None: the engine has the weights of a learner in the driver."""
 
     @property
     def run_episode(self) -> EpisodeRunner:
         return run_episode if self.rollouts is None else self.rollouts.run
+
+    def make_engine_starter(
+        self, config: RunConfig, policy_model: PolicyModel
+    ) -> Callable[[str, AsyncExitStack], Awaitable[list[Engine]]] | None:
+        """Starts engines that serve models of this shape; None if the placement has none."""
+        if not self.placement.n_engines:
+            return None
+
+        async def start(model_path: str, opened: AsyncExitStack) -> list[Engine]:
+            self.actors = await start_engines(
+                config, self.placement, policy_model, model_path, opened
+            )
+            return list(self.actors.engines)
+
+        return start
 
 
 def check_cluster(config: RunConfig, *, uses_gpus: bool) -> Placement:

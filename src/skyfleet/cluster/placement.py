@@ -143,11 +143,13 @@ def check_fits(placement: Placement, nodes: Sequence[Resources]) -> None:
         )
     bundles = [*placement.rank_bundles, *placement.engine_bundles]
     for bundle in sorted(bundles, key=lambda bundle: -max(bundle.values())):
-        node = next((n for n in left if all(n.get(k, 0) >= v for k, v in bundle.items())), None)
-        if node is None:
+        for node in left:
+            if all(node.get(name, 0.0) >= amount for name, amount in bundle.items()):
+                for name, amount in bundle.items():
+                    node[name] = node.get(name, 0.0) - amount
+                break
+        else:
             raise ClusterError(_describe_misfit(placement, bundle, nodes))
-        for name, amount in bundle.items():
-            node[name] = node.get(name, 0.0) - amount
 
 
 def _describe_misfit(placement: Placement, bundle: Resources, nodes: Sequence[Resources]) -> str:

@@ -122,9 +122,10 @@ def _check_address(address: str) -> None:
 def _list_nodes() -> list[Node]:
     import ray
 
+    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
     return [
         Node(id=node["NodeID"], address=node["NodeManagerAddress"], resources=node["Resources"])
-        for node in ray.nodes()
+        for node in nodes
         if node["Alive"]
     ]
 
@@ -187,6 +188,14 @@ def check_versions(found: Mapping[str, tuple[str, str] | str], own: tuple[str, s
                 f"node {address} has skyfleet {versions[0]} on Python {versions[1]}, and the driver "
                 f"skyfleet {own[0]} on Python {own[1]}; install the same on every node"
             )
+
+
+def find_own_address() -> str:
+    """Of this node, for processes on others."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
 
 
 async def _await(call: Awaitable[ResultT]) -> ResultT:

@@ -126,8 +126,9 @@ async def _open_worker(session: RaySession, node: Node) -> RayWorker:
 
     if node.id not in {living.id for living in await session.list_nodes()}:
         raise NodeLostError(f"node {node.address} has left the cluster")
+    worker: Any = RolloutWorker
     actor = (
-        ray.remote(RolloutWorker)
+        ray.remote(worker)
         .options(
             num_cpus=1,
             max_restarts=0,

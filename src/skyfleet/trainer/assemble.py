@@ -23,6 +23,7 @@ from skyfleet.checkpoints.checkpoint import (
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
 from skyfleet.cluster.cluster import Cluster, check_cluster, open_cluster
+from skyfleet.cluster.engine_sync import GuardedLearner
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
@@ -149,9 +150,9 @@ async def assemble(
     )
     if _starts_vllm(config):
         on_progress("starting vLLM")
-    has_copy = _engine_has_copy(config)
     async with AsyncExitStack() as opened:
         cluster = await _open_cluster(config, open_env, given, opened, on_progress)
+        has_copy = cluster is None and _engine_has_copy(config)
         policy_client = await opened.enter_async_context(
             open_policy_client(
                 config,
@@ -160,6 +161,7 @@ async def assemble(
                 learns=True,
                 learner_bytes=fitted.learner_bytes,
                 memory_plan=fitted.describe(),
+                actors=cluster.make_engine_starter(config, policy_model) if cluster else None,
             )
         )
         if checkpoint:
@@ -178,7 +180,9 @@ async def assemble(
             policy_model,
             learning,
             policy_client,
-            await _connect_inference(config, policy_model, policy_client, learning, on_progress),
+            await _connect_inference(
+                config, policy_model, policy_client, learning, cluster, on_progress
+            ),
             given.callbacks,
             Journal.from_config(config, state.run_id, checkpoint),
             grading_code,
@@ -256,17 +260,21 @@ async def _connect_inference(
     policy_model: PolicyModel,
     policy_client: PolicyClient,
     learning: _Learning,
+    cluster: Cluster | None,
     on_progress: OnProgress,
 ) -> Inference:
+    actors = None if cluster is None else cluster.actors
     inference = Inference(
         engines=policy_client.engines,
-        sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
+        sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine)
+        if actors is None
+        else actors.make_sync(learning.learner, policy_client.engine),
         offload=build_engine_offload(config, policy_client.engine),
     )
     if config.generator.is_remote:
         # Remote servers hold other weights: their own, or those of an earlier run.
         on_progress("pushing the policy to the servers")
-    if config.generator.is_remote or _engine_has_copy(config):
+    if config.generator.is_remote or _engine_has_copy(config) or actors is not None:
         await inference.push(learning.learner)
     return inference
 
@@ -375,6 +383,8 @@ def _build_run(
         journal = group_rollouts.journal
         # Only then training episodes are played during an evaluation.
         eval_prefix = "eval/" if rules.max_staleness_steps else ""
+    if cluster is not None and cluster.actors is not None:
+        learner = GuardedLearner(learner, cluster.actors.weights)
     return Run(
         folder=Path(trainer.run_path),
         checkpoints=Path(trainer.ckpt_path),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +40,10 @@ from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import load_policy_model
 
 logger = logging.getLogger(__name__)
+
+StartEngines = Callable[[str, AsyncExitStack], Awaitable[list[Engine]]]
+"""Starts engines in other processes, closed with the stack. The path is that of weights like the
+policy's, for an engine that loads some before it gets the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +99,22 @@ async def open_policy_client(
     learns: bool = False,
     learner_bytes: int = 0,
     memory_plan: str = "",
+    actors: StartEngines | None = None,
 ) -> AsyncIterator[PolicyClient]:
     """A client for weights in this process; `folder` is the folder they were loaded from, if any.
 
-    The engine leaves `learner_bytes` of a GPU to the learner.
+    The engine leaves `learner_bytes` of a GPU to the learner. `actors` starts engines in other
+    processes, in the place of those here.
     """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
     async with AsyncExitStack() as opened:
-        if config.generator.backend == "embedded":
+        if actors is not None:
+            with TemporaryDirectory() as scratch:
+                path = _loadable_path(config, folder)
+                if path is None and config.generator.backend == "vllm":
+                    save_model(policy_model.loaded, Path(scratch))
+                engines = await actors(path or scratch, opened)
+        elif config.generator.backend == "embedded":
             engines = [
                 build_embedded_engine(
                     config,
@@ -205,7 +217,9 @@ def _build_policy_client(
         renderer=renderer,
         engine=EnginePool(engines, decode_text=renderer.text)
         # A pool continues turns that an engine aborts for new weights.
-        if len(engines) > 1 or (config.trainer.fully_async.enabled and generator.backend == "vllm")
+        if len(engines) > 1
+        or hasattr(engines[0], "is_restarting")
+        or (config.trainer.fully_async.enabled and generator.backend == "vllm")
         else engines[0],
         engines=tuple(engines),
         native=uses_native_tool_calling(config),
