@@ -12,11 +12,11 @@ from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.factory import has_exact_logprobs
+from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker, OnWarning
-from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
 from skyfleet.sentinels.stages import Invariants

@@ -34,6 +34,7 @@ from skyfleet.errors import CheckpointError
 from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
 from skyfleet.learner.learner import Learner
+from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.learner.threaded import ThreadedLearner
@@ -41,7 +42,6 @@ from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
