@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from tests.fakes.samples import random_groups, sample
@@ -28,7 +26,7 @@ from skyfleet.learner.ranks import Ranks
 from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.lora import add_adapters, adapters, merge
+from skyfleet.models.lora import add_adapters
 from skyfleet.models.sharding import shard_decoder
 
 SETTINGS = LearnerSettings(
@@ -165,7 +163,7 @@ def compute_update(name: str, layout: RankLayout | None = None, *, steps: int = 
     """One update of a case, on this rank of a layout or in one process."""
     case = build_cases()[name]
     decoder = case.build()
-    names = {index: name for index, name in enumerate(_trained(decoder.module))}
+    names = dict(enumerate(_trained(decoder.module)))
     ranks = Ranks() if layout is None else ProcessRanks(layout, device_type="cpu")
     shard = partial(_shard, ranks) if isinstance(ranks, ProcessRanks) else lambda *_, **__: None
     shard(decoder)

@@ -18,11 +18,12 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.learner.batching import MicroBatch, mini_batches, pack
 from skyfleet.learner.optimizer import Optimizer, OptimizerSettings
 from skyfleet.learner.ranks import ONE_RANK, Ranks, join_rows
+from skyfleet.learner.shard_files import has_shards, load_shards, load_whole, save_shards
 from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.packed import take_rows
 
-_FILE = "critic.pt"
+_FILE, _SHARDS = "critic.pt", "critic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,18 @@ class ValueModel:
 
     def state_dict(self) -> dict[str, Any]:
         return {"body": self.body.module.state_dict(), "value_head": self.head_E.detach()}
+
+    def list_trained(self) -> list[str]:
+        """Names of the trained parameters, in the order of `parameters`."""
+        named = self.body.module.named_parameters()
+        return [*(name for name, p in named if p.requires_grad), "value_head"]
+
+    @torch.no_grad()
+    def keep_parts(self, state: dict[str, Any], ranks: Ranks) -> None:
+        """This rank's part of a state dict."""
+        for name, parameter in self.body.module.named_parameters():
+            ranks.keep_part(parameter, ranks.local(parameter), state["body"][name])
+        self.head_E.copy_(state["value_head"])
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -121,17 +134,29 @@ class Critic:
         return with_returns, {name: fmean(values) for name, values in totals.items()}
 
     def save(self, folder: Path) -> None:
-        if self._model is not None:
-            state = self._model.state_dict() | {"optimizer": self._optimizer.state_dict()}
-            torch.save(state, folder / _FILE)
+        if self._model is None:
+            return
+        if self._ranks.is_sharded:
+            names = self._model.list_trained()
+            save_shards(folder / _SHARDS, names, self._optimizer, self._ranks, {})
+            return
+        state = self._model.state_dict() | {"optimizer": self._optimizer.state_dict()}
+        torch.save(state, folder / _FILE)
 
     def load(self, folder: Path) -> None:
-        if not (folder / _FILE).exists():
-            return
-        model = self._get_model()
-        state = load_state(folder / _FILE)
-        model.load_state_dict(state)
-        self._optimizer.load_state_dict(state["optimizer"])
+        """What one process or several have saved."""
+        if has_shards(folder / _SHARDS):
+            model = self._get_model()
+            load_shards(folder / _SHARDS, model.list_trained(), self._optimizer, self._ranks)
+        elif (folder / _FILE).exists():
+            model = self._get_model()
+            state = load_state(folder / _FILE)
+            if self._ranks.is_sharded:
+                model.keep_parts(state, self._ranks)
+                load_whole(folder / _FILE, self._optimizer, self._ranks)
+            else:
+                model.load_state_dict(state)
+                self._optimizer.load_state_dict(state["optimizer"])
 
     def _get_model(self) -> ValueModel:
         if self._model is None:
@@ -166,6 +191,7 @@ class Critic:
         sums = self._ranks.sum(sums)
         sums["critic_lr"] = self._optimizer.lr
         self.is_within_update = True
+        self._optimizer.complete_gradients()
         sums["grad_norm"] = self._optimizer.apply()
         return sums
 

@@ -42,6 +42,12 @@ class LossRecord:
         self.reference_logprobs += other.reference_logprobs
         self.without_gradient |= other.without_gradient
 
+    def to_cpu(self) -> LossRecord:
+        """For another process."""
+        lists = ("logprobs", "behaviour_logprobs", "advantages", "lengths", "reference_logprobs")
+        moved = {name: [x.cpu() for x in getattr(self, name)] for name in lists}
+        return LossRecord(**moved, without_gradient=self.without_gradient)  # type: ignore[arg-type]
+
     @property
     def n_tokens(self) -> int:
         return sum(map(len, self.logprobs))

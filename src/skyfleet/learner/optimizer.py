@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,7 @@ def _progress(step: int, num_warmup_steps: int, total_steps: int) -> float:
 
 
 CPU = torch.device("cpu")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CPUOffloaded:
@@ -147,6 +148,10 @@ class Optimizer:
         """The learning rate of the next step."""
         return self._settings.lr * self._settings.schedule(self._steps)
 
+    def complete_gradients(self) -> None:
+        """Once per step, after its backward passes."""
+        self._ranks.complete_gradients(self._parameters)
+
     def apply(self) -> float:
         """Take one step with the accumulated gradients, clear them and return their norm.
 
@@ -176,6 +181,40 @@ class Optimizer:
         self._steps = state["steps"]
         for master, saved in zip(self._masters, state["masters"], strict=False):
             master.copy_(saved)
+        self._offload()
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those that are trained."""
+        return self._parameters
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def list_tensors(self) -> Iterator[tuple[int, str, Tensor]]:
+        """By the index of each parameter: its float32 weight and its moments, to save or to fill."""
+        for index, master in enumerate(self._masters):
+            yield index, "weight", master
+            for name in _MOMENTS:
+                if name in self._adam.state.get(master, {}):
+                    yield index, name, self._adam.state[master][name]
+
+    def reset(self, steps: int) -> None:
+        """Moments of zeros after so many steps; what `list_tensors` yields is then overwritten."""
+        self._steps = steps
+        self._adam.state.clear()
+        for master in self._masters if steps else ():
+            step = torch.tensor(float(steps), device=master.device)
+            moments = {name: torch.zeros_like(master, requires_grad=False) for name in _MOMENTS}
+            self._adam.state[master] = {"step": step, **moments}
+
+    @torch.no_grad()
+    def finish_loading(self) -> None:
+        """The float32 weights were overwritten: so are the weights that are copies of them."""
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            if master is not weight:
+                weight.copy_(master)
         self._offload()
 
     def move_to(self, device: torch.device) -> None:

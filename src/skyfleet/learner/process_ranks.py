@@ -45,6 +45,8 @@ class RankLayout:
 
 
 class ProcessRanks(Ranks):
+    is_sharded = True
+
     def __init__(
         self, layout: RankLayout, *, device_type: str, timeout_seconds: float = 1800.0
     ) -> None:
@@ -65,6 +67,9 @@ class ProcessRanks(Ranks):
             self.sequence = SequenceParallel(
                 self._new_group(index.permute(0, 1, 3, 2).reshape(-1, layout.sequence))
             )
+        self.n_tensor_ranks = layout.tensor
+        self._all = self._new_group(index.reshape(1, -1), "gloo")
+        self.dcp = {"process_group": self._all}
         self.mesh = self._make_mesh(layout)
         self._splits: dict[int, Split] = {}
         self.is_first = rank == 0
@@ -82,11 +87,14 @@ class ProcessRanks(Ranks):
 
     @torch.no_grad()
     def whole_weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        plan = self.plan()
         for name, weight in module.state_dict(keep_vars=True).items():
             if not name.endswith((".lora_A", ".lora_B")):
-                split = self._splits.get(id(weight), Split.WHOLE)
-                yield name, gather(weight.detach(), split, plan)
+                yield name, self.gather_parameter(weight)
+
+    @torch.no_grad()
+    def gather_parameter(self, parameter: nn.Parameter) -> Tensor:
+        split = self._splits.get(id(parameter), Split.WHOLE)
+        return gather(parameter.detach(), split, self.plan())
 
     def register(self, module: nn.Module, splits: Mapping[str, Split]) -> None:
         """How tensor parallelism divides the parameters of a sharded module."""
@@ -102,6 +110,37 @@ class ProcessRanks(Ranks):
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value, group=self._data)
         return values  # type: ignore[return-value]
+
+    def wait(self) -> None:
+        dist.barrier(group=self._all)
+
+    def shard_key(self, name: str) -> str:
+        if self.tensor is None:
+            return name
+        return f"{name}@{self.tensor.rank}"
+
+    def as_shard(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor):
+            return local
+        # On the CPU its mesh would be that of the GPUs, which DTensor refuses.
+        whole = parameter.detach()
+        return DTensor.from_local(
+            local.to(whole.to_local().device),
+            whole.device_mesh,
+            whole.placements,
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
+        )
+
+    def keep_part(self, parameter: nn.Parameter, local: Tensor, whole: Tensor) -> None:
+        split = self._splits.get(id(parameter), Split.WHOLE)
+        part = whole if self.tensor is None else self.tensor.keep(whole, split)
+        if isinstance(parameter, DTensor):
+            rows = -(-parameter.shape[0] // parameter.device_mesh.size(-1))
+            first = rows * parameter.device_mesh.get_local_rank(-1)
+            part = part[first : first + len(local)]
+        local.copy_(part)
 
     def largest(self, number: int) -> int:
         highest = torch.tensor(number)
@@ -121,16 +160,11 @@ class ProcessRanks(Ranks):
                 continue
             split = self._splits.get(id(parameter), Split.WHOLE)
             whole = nn.Parameter(gather(parameter.detach(), split, plan))
-            gradient = gather(parameter.grad, split, plan)
-            if self.tensor is not None and split is Split.PARTIAL:
-                gradient = gradient.clone()
-                dist.all_reduce(gradient, group=self.tensor.group)
-            whole.grad = gradient
+            whole.grad = gather(parameter.grad, split, plan)
             yield name, whole
 
     @torch.no_grad()
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
-        self._complete(parameters)
         whole, sharded, divided = (torch.zeros((), dtype=torch.float32) for _ in range(3))
         for parameter in parameters:
             if parameter.grad is None:
@@ -156,8 +190,9 @@ class ProcessRanks(Ranks):
                     self.local(parameter.grad).mul_(scale)
         return norm
 
-    def _complete(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Sum the gradients that FSDP does not: of unsharded parameters and of partial ones."""
+    @torch.no_grad()
+    def complete_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """FSDP sums neither those of unsharded parameters nor the partial ones of a tensor group."""
         for parameter in parameters:
             if parameter.grad is None:
                 continue

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -26,6 +27,11 @@ class Ranks:
     """Ranks that divide the samples; those of one tensor or sequence group have the same ones."""
 
     rank = 0
+    is_first = True
+    is_sharded = False
+    n_tensor_ranks = 1
+    dcp: Mapping[str, Any] = MappingProxyType({"no_dist": True})
+    """How torch.distributed.checkpoint finds the other ranks."""
 
     def share(self, samples: Sequence[Sample]) -> Sequence[int]:
         """The indices of this rank's samples, in their order."""
@@ -35,12 +41,30 @@ class Ranks:
         """The value of every rank that divides the samples, in the order of ranks."""
         return [value]
 
+    def wait(self) -> None:
+        """Until every rank is here."""
+
+    def shard_key(self, name: str) -> str:
+        """The name of a tensor in a checkpoint to which every rank writes its part."""
+        return name
+
+    def as_shard(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
+        """A tensor of this rank that is divided as the parameter is."""
+        return local
+
+    def keep_part(self, parameter: nn.Parameter, local: Tensor, whole: Tensor) -> None:
+        """Copy this rank's part of a whole tensor that is divided as the parameter is."""
+        local.copy_(whole)
+
     def largest(self, number: int) -> int:
         return max(self.gather(number))
 
     def local(self, tensor: Tensor) -> Tensor:
         """This rank's part of a parameter or its gradient; it shares the memory."""
         return tensor
+
+    def complete_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """After the backward passes of an update: sum over ranks what is not summed yet."""
 
     def whole_gradients(
         self, named: Iterable[tuple[str, nn.Parameter]]

@@ -30,11 +30,20 @@ from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
 from skyfleet.learner.ranks import ONE_RANK, Ranks, join_rows
+from skyfleet.learner.shard_files import (
+    has_shards,
+    load_shards,
+    load_whole,
+    read_shards_state,
+    save_shards,
+)
 from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.lora import merge, merged_state_dict
+from skyfleet.models.lora import merge
 from skyfleet.models.out_of_memory import explain_out_of_memory
 
+SHARDS = "shards"
+"""The folder of a sharded learner's state, beside the weights."""
 _MEMORY_REMEDY = (
     "set trainer.gradient_checkpointing=true, or lower trainer.max_tokens_per_microbatch, "
     "loss_chunk_size or generator.max_input_length"
@@ -170,27 +179,50 @@ class SingleDeviceLearner:
         self._reference = self._offloaded_reference = None
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from merged_state_dict(self.decoder.module).items()
+        dtype = self.decoder.dtype
+        for name, weight in self._ranks.whole_weights(self.decoder.module):
+            yield name, weight.to(dtype) if self._ranks.is_sharded else weight
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face model folder with the optimizer state beside it."""
         self._save_policy(folder)
         state = {
             "phase": self._phase,
-            "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy_version,
             "reward_kl_coef": self._reward_kl_coef,
         }
-        torch.save(state, folder / "optimizer.pt")
+        if self._ranks.is_sharded:
+            shards = folder / SHARDS
+            save_shards(shards, self._list_trained(), self._optimizer, self._ranks, state)
+        else:
+            optimizer = {"optimizer": self._optimizer.state_dict()}
+            torch.save(state | optimizer, folder / "optimizer.pt")
 
     def load(self, folder: Path) -> None:
-        self._load_policy(folder)
-        state = load_state(folder / "optimizer.pt")
-        self._enter_phase(state["phase"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        """What one process or several have saved."""
+        shards = folder / SHARDS
+        if has_shards(shards):
+            if not self._ranks.is_sharded:  # the ranks have the weights in their shards
+                self._load_policy(folder)
+            state = read_shards_state(shards)
+            self._enter_phase(state["phase"])
+            load_shards(shards, self._list_trained(), self._optimizer, self._ranks)
+            merge(self.decoder.module)
+        else:
+            self._load_policy(folder)
+            state = load_state(folder / "optimizer.pt")
+            self._enter_phase(state["phase"])
+            if self._ranks.is_sharded:
+                load_whole(folder / "optimizer.pt", self._optimizer, self._ranks)
+            else:
+                self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]
         # Old checkpoints have no such coefficient.
         self._reward_kl_coef = state.get("reward_kl_coef", self._reward_kl_coef)
+
+    def _list_trained(self) -> list[str]:
+        named = self.decoder.module.named_parameters()
+        return [name for name, parameter in named if parameter.requires_grad]
 
     def _enter_phase(self, phase: str) -> LearnerSettings:
         """Each phase has its own optimizer: Adam's moments do not carry over."""
@@ -253,6 +285,7 @@ class SingleDeviceLearner:
             for name, value in batch_metrics.items():
                 sums[name] += value
             stats.append(batch_stats)
+        self._optimizer.complete_gradients()
         sums = self._ranks.sum(sums)
         stats = [part for parts in self._ranks.gather(stats) for part in parts]
         if self._settings.track_extra_gradient_metrics:

@@ -177,6 +177,12 @@ class Decoder:
         x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
         return x_TE + self._mlp(layer, x_TE)
 
+    def use_fused_layers(self) -> None:
+        """Of a sharded decoder, which makes its fused layers anew in each pass."""
+        if self._fused is None:
+            self.cos_PD, self.sin_PD = self._rotary_tables(len(self.cos_PD), torch.float32)
+            self._fused = []
+
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Float32 logits over the vocabulary [N, V]; with fused layers, without a gradient."""
         # Without rounding, as the learner's fused head on CUDA computes them.

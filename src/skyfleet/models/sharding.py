@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 from skyfleet.errors import ModelError
 from skyfleet.models import sequence_parallel, tensor_parallel
 from skyfleet.models.decoder import Decoder
+from skyfleet.models.fused.flash_attention import HEAD_DIMS
 from skyfleet.models.fused.layers import FusedLayer
 from skyfleet.models.hf_decoder import HFDecoder
 from skyfleet.models.lora import adapters
@@ -98,19 +99,6 @@ def gather(weight: Tensor, split: Split, plan: ShardingPlan) -> Tensor:
     return weight if plan.tensor is None else plan.tensor.gather(weight, split)
 
 
-@torch.no_grad()
-def scatter(weight: Tensor, whole: Tensor, split: Split, plan: ShardingPlan) -> None:
-    """Copy this rank's part of a whole tensor into its shard."""
-    part = whole if plan.tensor is None else plan.tensor.keep(whole, split)
-    if not isinstance(weight, DTensor):
-        weight.copy_(part)
-        return
-    local = weight.to_local()
-    rows = -(-weight.shape[0] // weight.device_mesh.size(-1))
-    first = rows * weight.device_mesh.get_local_rank(-1)
-    local.copy_(part[first : first + len(local)])
-
-
 class _Root(nn.Module):
     def forward(self, run: Callable[[], Any]) -> Any:
         # An operation in place on a view would drop FSDP's hook of the backward pass.
@@ -142,7 +130,8 @@ class _FusedLayer(_Layer):
             shares_storage=False,
             tensor=decoder.tensor,
         )
-        return decoder.compute_fused(layer, index, *arguments, recompute)
+        x_TE, delta_TE = decoder.compute_fused(layer, index, *arguments, recompute)
+        return x_TE, delta_TE.clone() if delta_TE._is_view() else delta_TE  # as in `_Root`
 
 
 class _Pass:
@@ -201,6 +190,8 @@ def _wrap_layers(decoder: Decoder, options: dict[str, Any]) -> _Root:
             fully_shard(block, **options)
         root.whole = decoder.module
         return root
+    if options["mesh"].device_type == "cuda" and decoder.head_dim in HEAD_DIMS:
+        decoder.use_fused_layers()
     kind = _FusedLayer if decoder.is_fused else _Layer
     layers = nn.ModuleList(kind(decoder, index) for index in range(decoder.n_layers))
     for layer in layers:
