@@ -86,6 +86,10 @@ class ShardedLearner:
     def load(self, folder: Path) -> None:
         self.policy_version = self._group.call("load", folder.absolute())
 
+    def export(self, folder: Path) -> None:
+        """Write the policy as a Hugging Face folder."""
+        self._group.call("export", folder.absolute())
+
     def close(self) -> None:
         self._group.close()
 

@@ -18,6 +18,7 @@ from skyfleet.algorithms.validation import correct_stale_samples
 from skyfleet.checkpoints.checkpoint import (
     Checkpoint,
     JsonPart,
+    Saveable,
     checkpoint_folder,
     read_checkpoint,
 )
@@ -31,11 +32,11 @@ from skyfleet.envs.grading_code import GradingCode
 from skyfleet.envs.registry import check_task_classes, env_factory, find_run_code
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import CheckpointError
-from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
 from skyfleet.learner.learner import Learner
 from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.learner.policy_model import PolicyModel
+from skyfleet.learner.sharded import ShardedLearner
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.models.loading import LoadedModel
@@ -73,9 +74,10 @@ from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.run_identity import check_code, hash_eval_sets, is_own_checkpoint
 from skyfleet.trainer.sft import collect_demonstrations
+from skyfleet.trainer.sharded_run import build_sharded_learner, check_ranks
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
 from skyfleet.trainer.trackers import build_trackers
-from skyfleet.weight_sync.sync import build_weight_sync
+from skyfleet.weight_sync.sync import build_weight_sync, has_own_weights
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +137,6 @@ async def assemble(
         config, tasks.train, open_env, policy_folder=weights_folder, model=given.model
     )
     tasks = drop_long_prompts(config, tasks, policy_model.renderer)
-    # Before an engine starts, because the reference may not load.
-    learning = _build_learning(
-        config, policy_model, state, tasks.schedule.total_steps, memory_plan=fitted.describe()
-    )
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
     demonstrations = (
         []
@@ -147,8 +145,19 @@ async def assemble(
     )
     if _starts_vllm(config):
         on_progress("starting vLLM")
-    has_copy = _engine_has_copy(config)
+    is_sharded = config.trainer.strategy == "fsdp"
+    has_copy = has_own_weights(config) and not is_sharded
     async with AsyncExitStack() as opened:
+        # Before an engine starts, because the reference may not load.
+        learning = _build_learning(
+            config,
+            policy_model,
+            state,
+            tasks.schedule.total_steps,
+            weights_folder=weights_folder,
+            opened=opened,
+            memory_plan=fitted.describe(),
+        )
         policy_client = await opened.enter_async_context(
             open_policy_client(
                 config,
@@ -191,6 +200,7 @@ async def assemble(
 def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
     """Everything that can be checked before tasks are generated, which can take minutes."""
     check_trainable(config)
+    check_ranks(config)
     for sentence in find_training_warnings(config):
         logger.warning("%s", sentence)
     open_env = given.open_env or env_factory(config)
@@ -199,11 +209,6 @@ def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
     if _starts_vllm(config):
         check_gpus(config, learns=True)
     return open_env
-
-
-def _engine_has_copy(config: RunConfig) -> bool:
-    """Whether an engine in this process samples while the learner changes its weights."""
-    return config.trainer.fully_async.enabled and config.generator.backend == "embedded"
 
 
 def _starts_vllm(config: RunConfig) -> bool:
@@ -228,13 +233,15 @@ async def _connect_inference(
 ) -> Inference:
     inference = Inference(
         engines=policy_client.engines,
-        sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
+        sync=build_weight_sync(
+            config, policy_model.loaded.module, policy_client.engine, learning.learner
+        ),
         offload=build_engine_offload(config, policy_client.engine),
     )
     if config.generator.is_remote:
         # Remote servers hold other weights: their own, or those of an earlier run.
         on_progress("pushing the policy to the servers")
-    if config.generator.is_remote or _engine_has_copy(config):
+    if config.generator.is_remote or has_own_weights(config):
         await inference.push(learning.learner)
     return inference
 
@@ -242,8 +249,8 @@ async def _connect_inference(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Learning:
     state: TrainerState
-    learner: SingleDeviceLearner
-    critic: Critic | None
+    learner: SingleDeviceLearner | ShardedLearner
+    critic: Saveable | None
     losses: LossRecorder
 
 
@@ -253,14 +260,31 @@ def _build_learning(
     state: TrainerState,
     total_steps: int,
     *,
+    weights_folder: Path | None,
+    opened: AsyncExitStack,
     memory_plan: str,
 ) -> _Learning:
     checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
+
+    def find_reference() -> Path:
+        return _find_reference(checkpoint_folder(checkpoints, state.reference_step))
+
+    if config.trainer.strategy == "fsdp":
+        sharded, sharded_critic = build_sharded_learner(
+            config,
+            policy_model,
+            find_reference,
+            weights_folder=weights_folder,
+            total_steps=total_steps,
+            losses=losses,
+            opened=opened,
+        )
+        return _Learning(state=state, learner=sharded, critic=sharded_critic, losses=losses)
     critic = build_critic(config, policy_model, total_steps=total_steps)
     learner = build_learner(
         config,
         policy_model,
-        lambda: _find_reference(checkpoint_folder(checkpoints, state.reference_step)),
+        find_reference,
         total_steps=total_steps,
         critic=critic,
         wrap_settings=losses.wrap_settings,
@@ -310,7 +334,8 @@ def _build_run(
         on_warning=alerts.report_warning,
     )
     filter_groups, estimator = build_filter(config), build_estimator(config)
-    exports = Exports.from_config(config, policy_model)
+    sharded = learning.learner if isinstance(learning.learner, ShardedLearner) else None
+    exports = Exports.from_config(config, policy_model, None if sharded is None else sharded.export)
     # Trackers are built last: they are the first to write to the run directory.
     trackers = build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
@@ -333,7 +358,8 @@ def _build_run(
     learner: Learner = learning.learner
     rules, group_rollouts, eval_prefix = trainer.fully_async, None, ""
     if rules.enabled:
-        learner = ThreadedLearner(learning.learner)
+        if isinstance(learning.learner, SingleDeviceLearner):
+            learner = ThreadedLearner(learning.learner)
         group_rollouts = _build_group_rollouts(
             config, tasks, learning.state, rollouts, journal, policy_client.engine
         )
