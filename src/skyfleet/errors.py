@@ -69,6 +69,10 @@ class EngineLostError(ModelError):
         self.reason = reason
 
 
+class LearnerLostError(ModelError):
+    """A rank of a sharded learner died or hung; the run resumes from its checkpoint."""
+
+
 class OutOfMemoryError(ModelError):
     """The engine or the learner could not get the memory that it needs."""
 

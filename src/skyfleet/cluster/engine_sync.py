@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from skyfleet.cluster.ray_engine import RayEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.errors import ClusterError, EngineLostError
 from skyfleet.learner.learner import Learner, StepReport
-from skyfleet.weight_sync.broadcast import BroadcastSync, send_weights
+from skyfleet.weight_sync.broadcast import BroadcastSync, Send
 from skyfleet.weight_sync.sync import WeightSync
 from skyfleet.weight_transfer.buckets import TransferReport
 from skyfleet.weight_transfer.sender import WeightSender
@@ -30,6 +29,35 @@ TRANSFER_SECONDS = 120.0
 """A receiver that does not answer for so long is lost."""
 MAX_TRIES = 5
 """Pushes that an engine's death may interrupt, one after another."""
+
+
+class Sender(Protocol):
+    """Rank 0 of a transfer group, in the process that has the weights. Its methods block."""
+
+    address: str
+
+    def send(self, version: int) -> TransferReport: ...
+
+    def close(self) -> None: ...
+
+
+OpenSender = Callable[[dict[str, Any]], Sender]
+"""Opens a group with the keyword arguments of `WeightSender`."""
+
+
+class DriverSender:
+    """Sends the weights of a learner in the driver."""
+
+    def __init__(self, weights: WeightsLock, options: dict[str, Any]) -> None:
+        self._weights, self._sender = weights, WeightSender(**options)
+        self.address = self._sender.address
+
+    def send(self, version: int) -> TransferReport:
+        assert self._weights.learner is not None
+        return self._sender.send(self._weights.learner.named_weights(), version=version)
+
+    def close(self) -> None:
+        self._sender.close()
 
 
 class WeightsLock:
@@ -84,10 +112,11 @@ class GuardedLearner:
 class EngineSync:
     """One transfer group over all engines; a new one when an engine was started again."""
 
-    def __init__(self, weights: WeightsLock, host: str, sender_options: dict[str, Any]) -> None:
-        """`host` is this node's address, which every engine can reach."""
-        self._weights, self._host, self._options = weights, host, sender_options
-        self._sender: WeightSender | None = None
+    def __init__(
+        self, weights: WeightsLock, open_sender: OpenSender, sender_options: dict[str, Any]
+    ) -> None:
+        self._weights, self._open_sender, self._options = weights, open_sender, sender_options
+        self._sender: Sender | None = None
         self._members: list[tuple[RayEngine, int]] = []
         """With their processes."""
         self.report: TransferReport | None = None
@@ -127,7 +156,7 @@ class EngineSync:
                 raise ClusterError(f"{engine.name} died before the learner was built")
             sender = await self._open_group([engine])
             try:
-                await BroadcastSync(send_weights(sender)).push(learner, [engine])
+                await BroadcastSync(_send_with(sender)).push(learner, [engine])
             finally:
                 await asyncio.to_thread(sender.close)
 
@@ -140,21 +169,18 @@ class EngineSync:
             self._close_group()
             self._sender = await self._open_group(members)
             self._members = processes
-        sync = BroadcastSync(send_weights(self._sender))
+        sync = BroadcastSync(_send_with(self._sender))
         await sync.push(learner, members)
         self.report = sync.report
 
-    async def _open_group(self, members: Sequence[RayEngine]) -> WeightSender:
+    async def _open_group(self, members: Sequence[RayEngine]) -> Sender:
         world_size = len(members) + 1
-        sender = await asyncio.to_thread(
-            partial(
-                WeightSender,
-                f"{self._host}:0",
-                world_size=world_size,
-                timeout_seconds=TRANSFER_SECONDS,
-                **self._options,
-            )
-        )
+        options = {
+            **self._options,
+            "world_size": world_size,
+            "timeout_seconds": TRANSFER_SECONDS,
+        }
+        sender = await asyncio.to_thread(self._open_sender, options)
         places = (
             GroupPlace(
                 address=sender.address,
@@ -178,6 +204,13 @@ class EngineSync:
         if sender is not None:
             with suppress(RuntimeError):
                 sender.close()
+
+
+def _send_with(sender: Sender) -> Send:
+    async def send(_: Learner, version: int) -> TransferReport:
+        return await asyncio.to_thread(sender.send, version)
+
+    return send
 
 
 class VllmEngineSync:

@@ -67,11 +67,12 @@ def plan_placement(config: RunConfig, *, uses_gpus: bool) -> Placement:
         and place.colocate_all
         and generator.num_inference_engines == 1
         and not config.trainer.fully_async.enabled
+        and config.trainer.strategy == "single"
     )
     n_ranks = place.policy_num_nodes * place.policy_num_gpus_per_node
     has_engines = not (shares_weights or generator.is_remote)
     return Placement(
-        n_ranks=n_ranks if n_ranks > 1 else 0,
+        n_ranks=n_ranks if config.trainer.strategy == "fsdp" else 0,
         ranks_per_node=place.policy_num_gpus_per_node,
         n_engines=generator.num_inference_engines if has_engines else 0,
         gpus_per_engine=_count_gpus_per_engine(config),

@@ -25,7 +25,7 @@ async def call_actor(call: Awaitable[Any], timeout_seconds: float) -> Any:
     except TimeoutError:
         raise ActorLostError(f"no answer within {timeout_seconds:g} s") from None
     except (RayActorError, ObjectLostError, GetTimeoutError) as error:
-        raise ActorLostError(_describe(error)) from None
+        raise ActorLostError(describe_loss(error)) from None
     except RayTaskError as error:
         if isinstance(error.cause, Exception):
             raise error.cause from None
@@ -40,6 +40,7 @@ def kill_actor(actor: Any) -> None:
         ray.kill(actor, no_restart=True)
 
 
-def _describe(error: Exception) -> str:
+def describe_loss(error: Exception) -> str:
+    """The first line of Ray's paragraph."""
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     return lines[0] if lines else type(error).__name__

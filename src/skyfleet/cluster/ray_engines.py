@@ -10,11 +10,18 @@ from functools import partial
 from typing import Any
 
 from skyfleet.cluster.engine_actors import EmbeddedEngineActor, ModelShape, VllmEngineActor
-from skyfleet.cluster.engine_sync import EngineSync, VllmEngineSync, WeightsLock
+from skyfleet.cluster.engine_sync import (
+    DriverSender,
+    EngineSync,
+    OpenSender,
+    VllmEngineSync,
+    WeightsLock,
+)
 from skyfleet.cluster.placement import Placement
-from skyfleet.cluster.ray_calls import ActorLostError, call_actor
+from skyfleet.cluster.rank_actors import RankSender, RayRankGroup
+from skyfleet.cluster.ray_calls import ActorLostError
 from skyfleet.cluster.ray_engine import RayEngine, RayVllmEngine
-from skyfleet.cluster.ray_session import find_own_address
+from skyfleet.cluster.ray_session import find_own_address, open_placement_group
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import EnginePool
@@ -47,9 +54,12 @@ async def start_engines(
     policy_model: PolicyModel,
     model_path: str,
     opened: AsyncExitStack,
+    *,
+    learner: Learner,
+    ranks: RayRankGroup | None,
 ) -> EngineActors:
     """Engines without the learner's weights, closed with `opened`. vLLM starts from `model_path`."""
-    group = await _open_placement_group(
+    group = await open_placement_group(
         placement.engine_bundles, opened, config.trainer.placement.ready_timeout_seconds
     )
     weights, restored_by = WeightsLock(), list[Sync]()
@@ -60,7 +70,7 @@ async def start_engines(
     sync: Sync
     if config.generator.backend == "vllm":
         # Pushes pause the pool of the run, which is made later; a restored engine has no request.
-        whole = build_weight_sync(config, policy_model.loaded.module, _NO_POOL)
+        whole = build_weight_sync(config, policy_model.loaded.module, _NO_POOL, learner)
         sync = VllmEngineSync(whole, weights)
         arguments: tuple[Any, ...] = (
             config,
@@ -73,7 +83,13 @@ async def start_engines(
             RayVllmEngine, model_dtype=config.generator.model_dtype
         )
     else:
-        sync = EngineSync(weights, find_own_address(), _sender_options(config, placement))
+        open_sender: OpenSender = partial(DriverSender, weights)
+        host = find_own_address()
+        if ranks is not None:
+            open_sender = partial(RankSender, ranks)
+            host = await asyncio.to_thread(ranks.find_host)
+        options = {**_sender_options(config, placement), "address": f"{host}:0"}
+        sync = EngineSync(weights, open_sender, options)
         arguments = (config, _describe_shape(policy_model))
         create = partial(_create_actor, EmbeddedEngineActor, arguments, group, placement)
         kind = RayEngine
@@ -115,25 +131,6 @@ def _create_actor(
         )
         .remote(*arguments)
     )
-
-
-async def _open_placement_group(
-    bundles: Sequence[dict[str, float]], opened: AsyncExitStack, timeout_seconds: float
-) -> Any:
-    """Reserved as a whole. Ray moves the bundles of a node that is lost to others."""
-    import ray
-
-    group = ray.util.placement_group(list(bundles), strategy="PACK")
-    opened.callback(ray.util.remove_placement_group, group)
-    try:
-        await call_actor(group.ready(), timeout_seconds)
-    except ActorLostError:
-        raise ClusterError(
-            f"the cluster reserved no {len(bundles)} engines of {dict(bundles[0])} within "
-            f"trainer.placement.ready_timeout_seconds={timeout_seconds:g}; another job may hold its "
-            "resources: see `ray status`"
-        ) from None
-    return group
 
 
 def _describe_shape(policy_model: PolicyModel) -> ModelShape:

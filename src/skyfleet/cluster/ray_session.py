@@ -8,13 +8,14 @@ import os
 import platform
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from skyfleet.cluster.placement import Placement, check_fits
+from skyfleet.cluster.ray_calls import ActorLostError, call_actor
 from skyfleet.errors import ClusterError, MissingExtraError
 
 logger = logging.getLogger(__name__)
@@ -188,6 +189,25 @@ def check_versions(found: Mapping[str, tuple[str, str] | str], own: tuple[str, s
                 f"node {address} has skyfleet {versions[0]} on Python {versions[1]}, and the driver "
                 f"skyfleet {own[0]} on Python {own[1]}; install the same on every node"
             )
+
+
+async def open_placement_group(
+    bundles: Sequence[dict[str, float]], opened: AsyncExitStack, timeout_seconds: float
+) -> Any:
+    """Reserved as a whole. Ray moves the bundles of a node that is lost to others."""
+    import ray
+
+    group = ray.util.placement_group(list(bundles), strategy="PACK")
+    opened.callback(ray.util.remove_placement_group, group)
+    try:
+        await call_actor(group.ready(), timeout_seconds)
+    except ActorLostError:
+        raise ClusterError(
+            f"the cluster reserved no {len(bundles)} bundles of {dict(bundles[0])} within "
+            f"trainer.placement.ready_timeout_seconds={timeout_seconds:g}; another job may hold its "
+            "resources: see `ray status`"
+        ) from None
+    return group
 
 
 def find_own_address() -> str:

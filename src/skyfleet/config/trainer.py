@@ -32,6 +32,9 @@ variable SKYRL_RAY_PG_TIMEOUT_IN_S."""
     ref_num_gpus_per_node: int = Field(1, ge=1)
     critic_num_nodes: int = Field(1, ge=1)
     critic_num_gpus_per_node: int = Field(1, ge=1)
+    rank_timeout_seconds: float = Field(1800.0, gt=0)
+    """With trainer.strategy=fsdp: how long an update, a load or a save may take before its ranks count \
+as lost."""
 
 
 class RopeScaling(Section):
@@ -84,7 +87,7 @@ class Trainer(Section):
     fully_async: FullyAsync = FullyAsync()
     rope_scaling: RopeScaling | None = None
     strategy: Literal["single", "fsdp", "megatron"] = "single"
-    """single trains on one device. SkyRL's default is fsdp."""
+    """single trains on one device, fsdp on all ranks that torchrun starts. SkyRL's default is fsdp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if it is available."""
     seed: int = Field(42, ge=0)

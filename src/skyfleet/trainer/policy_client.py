@@ -110,7 +110,7 @@ async def open_policy_client(
     async with AsyncExitStack() as opened:
         if actors is not None:
             with TemporaryDirectory() as scratch:
-                path = _loadable_path(config, folder)
+                path = loadable_path(config, folder)
                 if path is None and config.generator.backend == "vllm":
                     save_model(policy_model.loaded, Path(scratch))
                 engines = await actors(path or scratch, opened)
@@ -128,7 +128,7 @@ async def open_policy_client(
             engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
-                path = _loadable_path(config, folder)
+                path = loadable_path(config, folder)
                 if path is None:
                     save_model(policy_model.loaded, Path(scratch))
                 engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
@@ -150,7 +150,7 @@ async def open_inference_client(
     only used to build the tiny model.
     """
     backend = config.generator.backend
-    path = _loadable_path(config, folder) if model is None else None
+    path = loadable_path(config, folder) if model is None else None
     if not config.generator.is_remote and (backend == "embedded" or path is None):
         fitted = fit_inference(config, folder, model=model)
         fitted.log_changes()
@@ -176,7 +176,7 @@ async def open_inference_client(
         yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 
-def _loadable_path(config: RunConfig, folder: Path | None) -> str | None:
+def loadable_path(config: RunConfig, folder: Path | None) -> str | None:
     """A path from which an engine can load the weights itself; None: only this process has them."""
     policy = config.trainer.policy
     if folder is not None:
