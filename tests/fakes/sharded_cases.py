@@ -301,3 +301,39 @@ def relative_errors(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> dic
         norm, gap = float(tensor.norm()), float((ours[name] - tensor).norm())
         errors[name] = 100 * gap / total if norm < 1e-5 * total else gap / norm
     return errors
+
+
+def merge_random_adapters(layout: RankLayout | None = None) -> dict[str, Tensor]:
+    """The whole merged weights of a bfloat16 model whose adapters have moved."""
+    decoder = small_decoder(dtype=torch.bfloat16)
+    add_adapters(decoder.module, Lora(rank=4, alpha=8), seed=1)
+    ranks = Ranks()
+    if layout is not None:
+        ranks = ProcessRanks(layout, device_type="cpu")
+        _shard(ranks, decoder)
+    drawn = torch.Generator().manual_seed(2)
+    whole = small_decoder()
+    add_adapters(whole.module, Lora(rank=4, alpha=8), seed=1)
+    shapes = {name: p.shape for name, p in whole.module.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in decoder.module.named_parameters():
+            if "lora_B" in name:
+                moved = 0.01 * torch.randn(shapes[name], generator=drawn)
+                ranks.keep_part(parameter, ranks.local(parameter), moved)
+    merge(decoder.module)
+    return {name: weight.clone() for name, weight in ranks.whole_weights(decoder.module)}
+
+
+def update_in_bfloat16(layout: RankLayout | None = None) -> tuple[dict[str, Tensor], float]:
+    """The float32 masters after one update of a bfloat16 model, and the norm of its gradients."""
+    decoder = small_decoder(dtype=torch.bfloat16)
+    ranks = Ranks()
+    if layout is not None:
+        ranks = ProcessRanks(layout, device_type="cpu")
+        _shard(ranks, decoder)
+    learner = SingleDeviceLearner(
+        decoder, SETTINGS, save_policy=lambda _: None, load_policy=lambda _: None, ranks=ranks
+    )
+    report = asyncio.run(learner.step(random_groups(4)))
+    weights = {name: weight.clone() for name, weight in learner.named_weights()}
+    return weights, report.metrics["policy/grad_norm"]

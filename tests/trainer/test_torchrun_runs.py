@@ -34,7 +34,7 @@ SETTINGS = (
     "trainer.algorithm.use_kl_loss=true",
     "trainer.algorithm.use_entropy_loss=true",
 )
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def command(folder: Path, *, n_ranks: int) -> list[str]:
