@@ -129,7 +129,7 @@ def test_a_value_that_does_not_run_loads_and_is_reported() -> None:
     )
     assert find_unsupported_values(config) == [
         "trainer.strategy='megatron' does not run in this version: "
-        "Megatron is not supported; use trainer.strategy=single",
+        "Megatron is not supported; use trainer.strategy=single or fsdp",
         "trainer.policy.model.lora.dropout=0.1 does not run in this version: "
         "the engine samples without dropout, so it would sample from another policy; use 0",
     ]

@@ -63,7 +63,7 @@ def _run_rank(
     outcome: tuple[Any, str | None]
     try:
         dist.init_process_group(
-            "gloo", rank=rank, world_size=n_ranks, store=dist.FileStore(store, n_ranks)
+            "gloo", rank=rank, world_size=n_ranks, init_method=f"file://{store}"
         )
         outcome = (function(*arguments), None)
     except BaseException:

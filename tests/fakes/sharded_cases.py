@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from tests.fakes.samples import random_groups, sample
@@ -26,7 +27,7 @@ from skyfleet.learner.ranks import Ranks
 from skyfleet.learner.single_device import LearnerSettings, SingleDeviceLearner
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.hf_decoder import make_decoder
-from skyfleet.models.lora import add_adapters
+from skyfleet.models.lora import add_adapters, merge
 from skyfleet.models.sharding import shard_decoder
 
 SETTINGS = LearnerSettings(
@@ -107,6 +108,9 @@ def build_cases() -> dict[str, Case]:
     return {
         "plain": Case(samples=groups),
         "biases": Case(build=_biased, samples=groups),
+        "four key-value heads": Case(
+            build=partial(small_decoder, num_key_value_heads=4), samples=groups
+        ),
         "uneven masks": Case(samples=_uneven()),
         "sequence mean": Case(samples=groups, settings=replace(SETTINGS, reduce=sequence_mean)),
         "old logprobs, entropy": Case(
@@ -151,27 +155,45 @@ LAYOUTS = {
 }
 
 
+_OF_TRANSFORMERS = ("transformers", "transformers, recomputed", "mixture of experts")
+
+
+def runs_in(name: str, layout: str) -> bool:
+    """Tensor parallelism needs our own decoder, and every rank needs key-value heads."""
+    if "TP" in layout and name in _OF_TRANSFORMERS:
+        return False
+    return layout != "CP 2 x TP 2" or name == "four key-value heads"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     gradients: dict[str, Tensor]
     """After clipping; the critic's begin with `critic.`."""
     weights: dict[str, Tensor]
+    """After the update."""
     metrics: dict[str, float]
 
 
-def compute_update(name: str, layout: RankLayout | None = None, *, steps: int = 1) -> Outcome:
-    """One update of a case, on this rank of a layout or in one process."""
+def compute_update(
+    name: str,
+    layout: RankLayout | None = None,
+    *,
+    load: Path | None = None,
+    save: Path | None = None,
+) -> Outcome:
+    """One update of a case, on this rank of a layout or in one process.
+
+    It continues from the checkpoint `load` and is saved to `save`.
+    """
     case = build_cases()[name]
     decoder = case.build()
     names = dict(enumerate(_trained(decoder.module)))
     ranks = Ranks() if layout is None else ProcessRanks(layout, device_type="cpu")
-    shard = partial(_shard, ranks) if isinstance(ranks, ProcessRanks) else lambda *_, **__: None
+    shard = partial(_shard, ranks) if isinstance(ranks, ProcessRanks) else _keep_whole
     shard(decoder)
     recorded: dict[str, Tensor] = {}
     _record_gradients(ranks, recorded, names)
-    critic = None
-    if case.critic:
-        critic = Critic(partial(small_decoder, seed=3), _CRITIC, ranks, shard)
+    critic = Critic(partial(small_decoder, seed=3), _CRITIC, ranks, shard) if case.critic else None
 
     def make_reference() -> Decoder:
         reference = small_decoder(seed=2)
@@ -184,14 +206,52 @@ def compute_update(name: str, layout: RankLayout | None = None, *, steps: int = 
         case.settings,
         make_reference=make_reference if case.reference else None,
         critic=critic,
-        save_policy=lambda _: None,
-        load_policy=lambda _: None,
+        save_policy=partial(_save_policy, ranks, decoder),
+        load_policy=partial(_load_policy, ranks, decoder),
         ranks=ranks,
     )
-    for _ in range(steps):
-        report = asyncio.run(learner.step(case.samples))
-    weights = dict(ranks.whole_weights(decoder.module))
+    if load is not None:
+        learner.load(load)
+        if critic is not None:
+            critic.load(load)
+    report = asyncio.run(learner.step(case.samples))
+    if save is not None:
+        learner.save(save)
+        if critic is not None:
+            critic.save(save)
+    weights = {name: weight.clone() for name, weight in ranks.whole_weights(decoder.module)}
     return Outcome(gradients=recorded, weights=weights, metrics=dict(report.metrics))
+
+
+def compute_updates(names: Sequence[str], layout: RankLayout) -> dict[str, Outcome]:
+    """Of several cases, one after another in the same processes."""
+    return {name: compute_update(name, layout) for name in names}
+
+
+def continue_update(
+    name: str, layout: RankLayout | None, load: Path | None, save: Path | None
+) -> Outcome:
+    return compute_update(name, layout, load=load, save=save)
+
+
+def _save_policy(ranks: Ranks, decoder: Decoder, folder: Path) -> None:
+    """The whole weights and adapters, as a Hugging Face folder has them."""
+    named = dict(decoder.module.named_parameters())
+    whole = {name: ranks.gather_parameter(p).clone() for name, p in named.items()}
+    if ranks.is_first:
+        torch.save(whole, folder / "weights.pt")
+
+
+@torch.no_grad()
+def _load_policy(ranks: Ranks, decoder: Decoder, folder: Path) -> None:
+    whole = torch.load(folder / "weights.pt")
+    for name, parameter in decoder.module.named_parameters():
+        ranks.keep_part(parameter, ranks.local(parameter), whole[name])
+    merge(decoder.module)
+
+
+def _keep_whole(decoder: Decoder, *, trains: bool = True) -> None:
+    """One process shards nothing."""
 
 
 _CRITIC = CriticSettings(
@@ -241,3 +301,39 @@ def relative_errors(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> dic
         norm, gap = float(tensor.norm()), float((ours[name] - tensor).norm())
         errors[name] = 100 * gap / total if norm < 1e-5 * total else gap / norm
     return errors
+
+
+def merge_random_adapters(layout: RankLayout | None = None) -> dict[str, Tensor]:
+    """The whole merged weights of a bfloat16 model whose adapters have moved."""
+    decoder = small_decoder(dtype=torch.bfloat16)
+    add_adapters(decoder.module, Lora(rank=4, alpha=8), seed=1)
+    ranks = Ranks()
+    if layout is not None:
+        ranks = ProcessRanks(layout, device_type="cpu")
+        _shard(ranks, decoder)
+    drawn = torch.Generator().manual_seed(2)
+    whole = small_decoder()
+    add_adapters(whole.module, Lora(rank=4, alpha=8), seed=1)
+    shapes = {name: p.shape for name, p in whole.module.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in decoder.module.named_parameters():
+            if "lora_B" in name:
+                moved = 0.01 * torch.randn(shapes[name], generator=drawn)
+                ranks.keep_part(parameter, ranks.local(parameter), moved)
+    merge(decoder.module)
+    return {name: weight.clone() for name, weight in ranks.whole_weights(decoder.module)}
+
+
+def update_in_bfloat16(layout: RankLayout | None = None) -> tuple[dict[str, Tensor], float]:
+    """The float32 masters after one update of a bfloat16 model, and the norm of its gradients."""
+    decoder = small_decoder(dtype=torch.bfloat16)
+    ranks = Ranks()
+    if layout is not None:
+        ranks = ProcessRanks(layout, device_type="cpu")
+        _shard(ranks, decoder)
+    learner = SingleDeviceLearner(
+        decoder, SETTINGS, save_policy=lambda _: None, load_policy=lambda _: None, ranks=ranks
+    )
+    report = asyncio.run(learner.step(random_groups(4)))
+    weights = {name: weight.clone() for name, weight in learner.named_weights()}
+    return weights, report.metrics["policy/grad_norm"]

@@ -324,6 +324,7 @@ def _format_supported(rule: UnsupportedValue) -> str:
     default = (known[rule.key].default,) if rule.key in known else ()
     values = map(_format_value, rule.supported or default)
     anything = [f"any value with generator.backend={backend}" for backend in rule.backends]
+    anything += [f"any value with trainer.strategy={name}" for name in rule.strategies]
     return ", ".join([*values, *anything])
 
 

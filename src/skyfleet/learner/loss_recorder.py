@@ -46,7 +46,7 @@ class LossRecord:
         """For another process."""
         lists = ("logprobs", "behaviour_logprobs", "advantages", "lengths", "reference_logprobs")
         moved = {name: [x.cpu() for x in getattr(self, name)] for name in lists}
-        return LossRecord(**moved, without_gradient=self.without_gradient)  # type: ignore[arg-type]
+        return LossRecord(**moved, without_gradient=self.without_gradient)
 
     @property
     def n_tokens(self) -> int:

@@ -45,7 +45,7 @@ class RankReport:
     report: StepReport | None
     """None after an error."""
     losses: Sequence[LossRecord] = ()
-    """What the loss got on each rank that divides the samples; on rank 0 only."""
+    """What the loss got: of each optimizer step, on each rank that divides the samples. On rank 0 only."""
     error: Exception | None = None
     is_within_update: bool = False
     """After an error: the weights have changed."""
@@ -68,9 +68,12 @@ class RankWorker:
         _join_group(place, device, timeout_seconds)
         self._ranks = ProcessRanks(layout, device_type=device.type, timeout_seconds=timeout_seconds)
         self._losses = LossRecorder()
+        self._recorded: list[LossRecord] = []
         self._models = ShardedModels(config, self._ranks, device, policy=policy)
         self._learner, self._critic = self._models.build_learner(
-            total_steps=total_steps, wrap_settings=self._losses.wrap_settings
+            total_steps=total_steps,
+            wrap_settings=self._losses.wrap_settings,
+            on_update=lambda: self._recorded.append(self._losses.drain().to_cpu()),
         )
 
     def step(self, samples: Sequence[Sample], policy_version: int) -> RankReport:
@@ -121,6 +124,7 @@ class RankWorker:
             dist.destroy_process_group()
 
     def _report(self, update: Coroutine[Any, Any, StepReport]) -> RankReport:
+        self._recorded.clear()
         try:
             report = asyncio.run(update)
         except Exception as error:
@@ -128,7 +132,9 @@ class RankWorker:
             return RankReport(
                 report=None, error=error, is_within_update=self._learner.is_within_update
             )
-        losses = self._ranks.gather(self._losses.drain().to_cpu())
+        # Update by update: the sentinels compare the first mini-batch, before any update.
+        by_rank = self._ranks.gather(self._recorded)
+        losses = [record for records in zip(*by_rank, strict=True) for record in records]
         if not self._ranks.is_first:
             return RankReport(report=None)
         return RankReport(report=report, losses=losses)

@@ -52,6 +52,10 @@ class Ranks:
         """A tensor of this rank that is divided as the parameter is."""
         return local
 
+    def gather_parameter(self, parameter: nn.Parameter) -> Tensor:
+        """The whole parameter; every rank takes part."""
+        return parameter.detach()
+
     def keep_part(self, parameter: nn.Parameter, local: Tensor, whole: Tensor) -> None:
         """Copy this rank's part of a whole tensor that is divided as the parameter is."""
         local.copy_(whole)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from skyfleet.errors import CheckpointError
 from skyfleet.learner.optimizer import Optimizer
@@ -37,7 +38,7 @@ def save_shards(
         folder.mkdir()
     ranks.wait()
     with warnings.catch_warnings(action="ignore"):  # of torch, about its own storage types
-        dcp.save(_name_tensors(names, optimizer, ranks), checkpoint_id=str(folder), **ranks.dcp)
+        save(_name_tensors(names, optimizer, ranks), checkpoint_id=str(folder), **ranks.dcp)
     if ranks.is_first:
         described = state | {"steps": optimizer.steps, "n_tensor_ranks": ranks.n_tensor_ranks}
         (folder / _STATE).write_text(json.dumps(described, indent=1))
@@ -61,7 +62,7 @@ def load_shards(folder: Path, names: Sequence[str], optimizer: Optimizer, ranks:
     optimizer.reset(saved["steps"])
     try:
         with warnings.catch_warnings(action="ignore"):
-            dcp.load(_name_tensors(names, optimizer, ranks), checkpoint_id=str(folder), **ranks.dcp)
+            load(_name_tensors(names, optimizer, ranks), checkpoint_id=str(folder), **ranks.dcp)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(

@@ -66,7 +66,11 @@ class ShardedModels:
         """Where the policy is that is the KL reference."""
 
     def build_learner(
-        self, *, total_steps: int, wrap_settings: Callable[[LearnerSettings], LearnerSettings]
+        self,
+        *,
+        total_steps: int,
+        wrap_settings: Callable[[LearnerSettings], LearnerSettings],
+        on_update: Callable[[], None],
     ) -> tuple[SingleDeviceLearner, Critic | None]:
         config, decoder = self._config, self._policy.decoder
         lora = config.trainer.policy.model.lora
@@ -86,6 +90,7 @@ class ShardedModels:
             save_policy=self.save_policy,
             load_policy=self._load_policy,
             ranks=self._ranks,
+            on_update=on_update,
         )
         return learner, critic
 

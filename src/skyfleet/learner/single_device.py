@@ -96,13 +96,16 @@ class SingleDeviceLearner:
         load_policy: Callable[[Path], None],
         memory_plan: str = "",
         ranks: Ranks = ONE_RANK,
+        on_update: Callable[[], None] = lambda: None,
     ) -> None:
         """`memory_plan` describes the memory that was planned, for an error message.
+
+        `on_update` is called after each optimizer step of the policy.
 
         With several `ranks` this is the part of one of them: each calls the same methods with the
         same samples.
         """
-        self._ranks = ranks
+        self._ranks, self._on_update = ranks, on_update
         self.decoder, self._settings = decoder, settings
         self._make_reference = make_reference
         """Loads the reference model (ref_model). Called at the first RL step: the reference is the
@@ -295,6 +298,7 @@ class SingleDeviceLearner:
         self._is_within_update = True
         sums["grad_norm"] = self._optimizer.apply()
         merge(self.decoder.module)
+        self._on_update()
         return sums, stats
 
     def _select(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:

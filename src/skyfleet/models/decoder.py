@@ -209,7 +209,8 @@ class Decoder:
         self, index: int, x_TE: Tensor | None, delta_TE: Tensor, *arguments: Any, recompute: bool
     ) -> tuple[Tensor, Tensor]:
         assert self._fused is not None
-        return self.compute_fused(self._fused[index], index, x_TE, delta_TE, *arguments, recompute)
+        layer = self._fused[index]
+        return self.compute_fused(layer, index, x_TE, delta_TE, *arguments, recompute=recompute)
 
     def compute_fused(
         self,
@@ -219,6 +220,7 @@ class Decoder:
         delta_TE: Tensor,
         positions_T: Tensor,
         attend: AttentionFn,
+        *,
         recompute: bool,
     ) -> tuple[Tensor, Tensor]:
         arguments = ((self.cos_PD, self.sin_PD), positions_T, attend)

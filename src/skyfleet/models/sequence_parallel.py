@@ -5,8 +5,8 @@ Attention sees the whole pack, so shared prefixes stay shared. Jacobs et al. 202
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,11 @@ from torch.autograd import Function
 
 from skyfleet.errors import ModelError
 
-AttentionFn = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+class Attention(Protocol):
+    """An `AttentionFn`."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor: ...
 
 
 class SequenceParallel:
@@ -25,7 +29,8 @@ class SequenceParallel:
 
     def keep(self, x: Tensor) -> Tensor:
         """This rank's rows of what every rank has."""
-        return x.split(self._counts(len(x)))[self.rank]
+        own: Tensor = x.split(self._counts(len(x)))[self.rank]
+        return own
 
     def gather(self, part: Tensor, n_rows: int) -> Tensor:
         """The rows of all ranks. The gradient of a row is the sum over the ranks that use it."""
@@ -37,7 +42,7 @@ class SequenceParallel:
         whole: Tensor = _GatherSame.apply(part, self._counts(n_rows), self.group)  # type: ignore[no-untyped-call]
         return whole
 
-    def wrap(self, attend: AttentionFn, n_rows: int) -> AttentionFn:
+    def wrap(self, attend: Attention, n_rows: int) -> Attention:
         """Attention over all rows: tokens are exchanged for heads, and back."""
         counts = self._counts(n_rows)
 

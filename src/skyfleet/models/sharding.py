@@ -130,7 +130,7 @@ class _FusedLayer(_Layer):
             shares_storage=False,
             tensor=decoder.tensor,
         )
-        x_TE, delta_TE = decoder.compute_fused(layer, index, *arguments, recompute)
+        x_TE, delta_TE = decoder.compute_fused(layer, index, *arguments, recompute=recompute)
         return x_TE, delta_TE.clone() if delta_TE._is_view() else delta_TE  # as in `_Root`
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from skyfleet.models.fused.ops import (
     joined_linear,
     silu_mul,
 )
-from skyfleet.models.tensor_parallel import TensorParallel
 
 MLP_CHUNK = 65_536
 """Rows per chunk of the MLP in a long pass, to hold its wide activations one chunk at a time."""
@@ -51,6 +50,14 @@ class FusedLinear:
         return attach_lora_gradients(out_TF, x_TE, self._layers)
 
 
+class DividedHeads(Protocol):
+    """Where heads and MLP are divided among ranks (`TensorParallel`)."""
+
+    def spread(self, x_TE: Tensor) -> Tensor: ...
+
+    def join(self, x_TE: Tensor) -> Tensor: ...
+
+
 class FusedLayer:
     def __init__(
         self,
@@ -61,7 +68,7 @@ class FusedLayer:
         head_dim: int,
         eps: float,
         shares_storage: bool = True,
-        tensor: TensorParallel | None = None,
+        tensor: DividedHeads | None = None,
     ) -> None:
         """Without `shares_storage` the matrices are joined in every pass, and never kept.
 
