@@ -23,6 +23,7 @@ environment.skyrl_gym.fleet_task.partial_reward
 environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.max_train_tasks
+trainer.placement.use_ray
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.gradient_checkpointing trainer.loss_chunk_size
 trainer.update_ref_every_epoch trainer.hf_save_interval trainer.print_example_interval

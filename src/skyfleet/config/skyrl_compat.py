@@ -97,6 +97,8 @@ class UnsupportedValue:
     """With these values of generator.backend every value runs; any server counts as openai."""
     strategies: tuple[str, ...] = ()
     """With these values of trainer.strategy every value has an effect."""
+    with_ray: bool = False
+    """With trainer.placement.use_ray every value has an effect."""
     remedy: str
 
     def supports(self, value: object, default: object, backend: str, strategy: str = "") -> bool:
@@ -173,6 +175,10 @@ _SHARDING_KEYS = (
     "trainer.policy.sequence_parallel_size",
     "trainer.policy.tensor_parallel_size",
 )
+_RAY_KEYS = (
+    "trainer.placement.ready_timeout_seconds",
+    "generator.num_rollout_workers_per_node",
+)
 _ONE_ENGINE_KEYS = (
     "generator.inference_engine_pipeline_parallel_size",
     "generator.inference_engine_expert_parallel_size",
@@ -185,11 +191,26 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
         for key in _SHARDING_KEYS
     ),
     *(_value(key, remedy=_SAME_RANKS) for key in _SAME_RANKS_KEYS),
-    *(_value(key, remedy="an engine runs on one device") for key in _ONE_ENGINE_KEYS),
-    _value(
-        "generator.num_inference_engines",
+    *(
+        UnsupportedValue(
+            key=key, with_ray=True, remedy="every process is this one without Ray's actors"
+        )
+        for key in _RAY_KEYS
+    ),
+    *(
+        UnsupportedValue(
+            key=key,
+            with_ray=True,
+            remedy="an engine runs on one device; trainer.placement.use_ray=true starts larger ones",
+        )
+        for key in _ONE_ENGINE_KEYS
+    ),
+    UnsupportedValue(
+        key="generator.num_inference_engines",
         backends=("vllm", "openai"),
-        remedy=f"there is one embedded engine; for several use {_SERVERS}",
+        with_ray=True,
+        remedy="there is one embedded engine; for several set trainer.placement.use_ray=true, or use "
+        f"{_SERVERS}",
     ),
     *(
         _value(f"generator.{name}", backends=("vllm",), remedy=_ONLY_VLLM)
@@ -214,9 +235,15 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
             "delta_weight_sync.max_file_size_in_gb",
         )
     ),
-    _value("trainer.placement.colocate_all", backends=("vllm", "openai"), remedy=_LEARNER_WEIGHTS),
-    _value(
-        "generator.weight_transfer_threshold_cuda_ipc_GB",
+    UnsupportedValue(
+        key="trainer.placement.colocate_all",
+        backends=("vllm", "openai"),
+        with_ray=True,
+        remedy=_LEARNER_WEIGHTS,
+    ),
+    UnsupportedValue(
+        key="generator.weight_transfer_threshold_cuda_ipc_GB",
+        with_ray=True,
         remedy="vLLM on the learner's GPU reads all weights in place, and no other engine is here",
     ),
     # On no section: accepted because the scripts of SkyRL and Fleet set them.

@@ -122,6 +122,8 @@ def warn_values_without_effect(config: RunConfig) -> Iterator[str]:
     backend, strategy = config.generator.engine_kind, config.trainer.strategy
     settings: dict[str, dict[str, Any]] = {}
     for rule in VALUES_WITHOUT_EFFECT:
+        if rule.with_ray and config.trainer.placement.use_ray:
+            continue
         if rule.key in config.ignored_keys:
             settings.setdefault(rule.remedy, {})[rule.key] = config.ignored_keys[rule.key]
         elif rule.key in known:
