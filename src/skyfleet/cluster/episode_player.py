@@ -32,9 +32,11 @@ from skyfleet.cluster.messages import (
     make_portable,
 )
 from skyfleet.engines.sampling_params import SamplingParams
+from skyfleet.envs.verifiers.write_verifier import accept_written
 from skyfleet.errors import ClusterError, SkyfleetError
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.rollouts.policy_agent import PolicyAgent
+from skyfleet.tasks.task import Task
 from skyfleet.tracking.tracing import EpisodeSpans, Span
 from skyfleet.trajectories.episode_clock import EpisodeClock, current_clock
 
@@ -131,8 +133,11 @@ class EpisodePlayer:
                 assert start.sampling is not None
                 engine = _ForwardingEngine(self, number)
                 agent = replace(agent, engine=engine, sampling=start.sampling)
+            task: Task = pickle.loads(start.task)
+            if start.verifier_is_own and task.verifier_code is not None:
+                accept_written(task.verifier_code)
             trajectory = await run_episode(
-                pickle.loads(start.task),
+                task,
                 self._build(start.env),
                 agent,
                 start.limits,

@@ -36,6 +36,8 @@ class AddSource:
 class StartEpisode:
     episode: int
     task: bytes
+    verifier_is_own: bool
+    """The driver wrote the task's verifier, so that it needs no jail in the worker either."""
     env: int
     """The key of its source."""
     agent: int

@@ -42,6 +42,7 @@ from skyfleet.cluster.plays import (
 )
 from skyfleet.cluster.sources import MakeRenderer, Sources
 from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.verifiers.write_verifier import is_written_here
 from skyfleet.envs.worker_process import pack_task
 from skyfleet.errors import ClusterError, EnvError, EpisodeError
 from skyfleet.rollouts.conversation import AgentFactory
@@ -184,6 +185,7 @@ class RolloutPool:
         start = StartEpisode(
             episode=number,
             task=pack_task(task),
+            verifier_is_own=task.verifier_code is not None and is_written_here(task.verifier_code),
             env=self._sources.find(open_env, ENVIRONMENT),
             agent=self._sources.find(policy, "the agent"),
             sampling=policy.sampling if isinstance(policy, PolicyAgent) else None,
