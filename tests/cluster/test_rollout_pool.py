@@ -13,7 +13,10 @@ from tests.fakes.counter_env import CounterEnv
 from tests.fakes.local_workers import LocalWorkers, SeededEngine, open_counter, seeded_agent
 
 from skyfleet.chat.transcript import Completion
-from skyfleet.cluster.rollout_pool import NodeLostError, RolloutPool, WorkerConnection
+from skyfleet.cluster import episode_player
+from skyfleet.cluster import rollout_pool as rollout_pool_module
+from skyfleet.cluster.pool_worker import NodeLostError, WorkerConnection
+from skyfleet.cluster.rollout_pool import RolloutPool
 from skyfleet.engines.engine_downtime import record_engine_downtime
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import EnvFactory
@@ -269,3 +272,16 @@ async def test_spans_of_a_worker_are_on_the_clock_of_the_driver() -> None:
     assert names[:2] == [("environment", "open"), ("environment", "reset")]
     assert names.count(("engine", "generate")) == 3
     assert all(spans.start_ns <= span.start_ns <= span.end_ns for span in spans.spans)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_verifier_of_the_driver_needs_no_jail_in_a_worker_and_any_other_does(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accepted: list[str] = []
+    monkeypatch.setattr(rollout_pool_module, "is_written_here", lambda code: is_own)
+    monkeypatch.setattr(episode_player, "accept_written", accepted.append)
+    task = replace(TASKS[0], verifier_code="def verify(): ...")
+    async with rollout_pool(1) as (pool, _):
+        await pool.run(task, open_counter, null_policy, LIMITS)
+    assert accepted == (["def verify(): ..."] if is_own else [])

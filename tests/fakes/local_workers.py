@@ -13,7 +13,7 @@ from tests.fakes.counter_env import PRESS, CounterEnv
 from skyfleet.chat.transcript import Completion
 from skyfleet.cluster.episode_player import EpisodePlayer
 from skyfleet.cluster.messages import FromWorker, StartEpisode, ToWorker
-from skyfleet.cluster.rollout_pool import WorkerLostError
+from skyfleet.cluster.pool_worker import WorkerLostError
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts.policy_agent import PolicyAgent

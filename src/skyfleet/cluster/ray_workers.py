@@ -13,9 +13,10 @@ from typing import Any
 
 from skyfleet.cluster.episode_player import EpisodePlayer
 from skyfleet.cluster.messages import FromWorker, ToWorker
+from skyfleet.cluster.pool_worker import NodeLostError, WorkerLostError
 from skyfleet.cluster.ray_calls import ActorLostError, call_actor, kill_actor
 from skyfleet.cluster.ray_session import Node, RaySession
-from skyfleet.cluster.rollout_pool import NodeLostError, RolloutPool, WorkerLostError
+from skyfleet.cluster.rollout_pool import RolloutPool
 from skyfleet.cluster.sources import MakeRenderer
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
-from typing import Protocol
 
 from skyfleet.cluster.messages import (
     Answer,
@@ -29,7 +27,6 @@ from skyfleet.cluster.messages import (
     LogLine,
     ReleaseSession,
     StartEpisode,
-    ToWorker,
     make_portable,
 )
 from skyfleet.cluster.plays import (
@@ -39,6 +36,13 @@ from skyfleet.cluster.plays import (
     fail_episode,
     forget,
     release,
+)
+from skyfleet.cluster.pool_worker import (
+    NodeLostError,
+    OpenWorker,
+    PoolWorker,
+    WorkerConnection,
+    WorkerLostError,
 )
 from skyfleet.cluster.sources import MakeRenderer, Sources
 from skyfleet.envs.env import EnvFactory
@@ -63,54 +67,6 @@ BACKOFF_SECONDS = 1.0
 ENVIRONMENT = "the environment"
 
 
-class WorkerLostError(Exception):
-    """The worker's process or node has ended, or does not answer."""
-
-
-class NodeLostError(WorkerLostError):
-    """The worker cannot be started again: its node is gone."""
-
-
-class WorkerConnection(Protocol):
-    """Each method raises WorkerLostError within a deadline of its own."""
-
-    async def send(self, messages: Sequence[ToWorker]) -> None: ...
-
-    async def receive(self) -> list[FromWorker]:
-        """Wait a while for messages; empty if there are none."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-OpenWorker = Callable[[], Awaitable[WorkerConnection]]
-"""Starts a worker; called again when it has died."""
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    name: str
-    open: OpenWorker
-    connection: WorkerConnection | None = None
-    plays: dict[int, Play] = field(default_factory=dict)
-    outbox: list[ToWorker] = field(default_factory=list)
-    has_messages: asyncio.Event = field(default_factory=asyncio.Event)
-    known: set[int] = field(default_factory=set)
-    """Sources that this process has."""
-    task: asyncio.Task[None] | None = None
-
-    def post(self, *messages: ToWorker) -> None:
-        self.outbox += messages
-        self.has_messages.set()
-
-    def accepts(self, play: Play) -> bool:
-        if self.connection is None:
-            return False
-        return not self.plays or not (
-            play.is_suspect or any(other.is_suspect for other in self.plays.values())
-        )
-
-
 class RolloutPool:
     """`run` has the signature of `run_episode`."""
 
@@ -119,7 +75,7 @@ class RolloutPool:
     ) -> None:
         """Without a worker for `no_worker_seconds`, the run stops: their nodes are gone."""
         self._no_worker_seconds = no_worker_seconds
-        self._workers: list[_Worker] = []
+        self._workers: list[PoolWorker] = []
         self._waiting: deque[Play] = deque()
         self._numbers = count()
         self._sources = Sources(make_renderer)
@@ -141,7 +97,7 @@ class RolloutPool:
         return sum(len(worker.plays) for worker in self._workers)
 
     def add_worker(self, name: str, open_worker: OpenWorker) -> None:
-        worker = _Worker(name, open_worker)
+        worker = PoolWorker(name, open_worker)
         self._workers.append(worker)
         worker.task = asyncio.create_task(self._serve(worker))
 
@@ -239,7 +195,7 @@ class RolloutPool:
 
     # Workers
 
-    async def _serve(self, worker: _Worker) -> None:
+    async def _serve(self, worker: PoolWorker) -> None:
         """Keep a worker running until its node is gone."""
         n_starts = 0
         while True:
@@ -280,7 +236,7 @@ class RolloutPool:
                 )
             )
 
-    async def _exchange(self, worker: _Worker, connection: WorkerConnection) -> None:
+    async def _exchange(self, worker: PoolWorker, connection: WorkerConnection) -> None:
         worker.connection, worker.known = connection, set()
         self._dispatch()
         tasks = [
@@ -297,7 +253,7 @@ class RolloutPool:
             await asyncio.gather(*tasks, return_exceptions=True)
             await connection.close()
 
-    async def _send(self, worker: _Worker, connection: WorkerConnection) -> None:
+    async def _send(self, worker: PoolWorker, connection: WorkerConnection) -> None:
         while True:
             await worker.has_messages.wait()
             worker.has_messages.clear()
@@ -305,12 +261,12 @@ class RolloutPool:
             if messages:
                 await connection.send(messages)
 
-    async def _receive(self, worker: _Worker, connection: WorkerConnection) -> None:
+    async def _receive(self, worker: PoolWorker, connection: WorkerConnection) -> None:
         while True:
             for message in await connection.receive():
                 self._accept(worker, message)
 
-    async def _recover(self, worker: _Worker) -> None:
+    async def _recover(self, worker: PoolWorker) -> None:
         """Put the worker's episodes back to the front of the queue, without a trace of their start."""
         worker.connection, worker.outbox = None, []
         worker.has_messages.clear()
@@ -356,7 +312,7 @@ class RolloutPool:
             if play.number in worker.plays:
                 worker.post(CancelEpisode(episode=play.number))
 
-    def _accept(self, worker: _Worker, message: FromWorker) -> None:
+    def _accept(self, worker: PoolWorker, message: FromWorker) -> None:
         match message:
             case LogLine(logger=name, level=level, text=text):
                 logging.getLogger(name).log(level, "%s (rollout worker %s)", text, worker.name)
@@ -394,7 +350,7 @@ class RolloutPool:
                     )
                 self._dispatch()
 
-    async def _generate(self, worker: _Worker, play: Play, request: GenerateRequest) -> None:
+    async def _generate(self, worker: PoolWorker, play: Play, request: GenerateRequest) -> None:
         assert play.engine is not None
         number = request.request
 
