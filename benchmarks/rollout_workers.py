@@ -12,7 +12,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -48,7 +47,10 @@ def main() -> None:
 async def measure_all(arguments: argparse.Namespace) -> None:
     config = load_config("{}", [])
     worlds = generate_world_tasks("booking", split="train", count=arguments.episodes)
-    jailed = [replace(task, verifier_code=f"{task.verifier_code}{FOREIGN}") for task in worlds]
+    jailed = [
+        task.model_copy(update={"verifier_code": f"{task.verifier_code}{FOREIGN}"})
+        for task in worlds
+    ]
     counters = [Task(key=f"t{i}", env_key="counter", prompt="") for i in range(arguments.episodes)]
     open_world = env_factory(config)
     cases: list[tuple[str, Sequence[Task], EnvFactory, AgentFactory]] = [

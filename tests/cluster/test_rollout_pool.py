@@ -281,7 +281,7 @@ async def test_a_verifier_of_the_driver_needs_no_jail_in_a_worker_and_any_other_
     accepted: list[str] = []
     monkeypatch.setattr(rollout_pool_module, "is_written_here", lambda code: is_own)
     monkeypatch.setattr(episode_player, "accept_written", accepted.append)
-    task = replace(TASKS[0], verifier_code="def verify(): ...")
+    task = TASKS[0].model_copy(update={"verifier_code": "def verify(): ..."})
     async with rollout_pool(1) as (pool, _):
         await pool.run(task, open_counter, null_policy, LIMITS)
     assert accepted == (["def verify(): ..."] if is_own else [])
