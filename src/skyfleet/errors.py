@@ -2,7 +2,8 @@
 
 SkyfleetError          stops the run with one sentence
 ├── ConfigError, TaskError, ModelError (EngineLostError, OutOfMemoryError), CheckpointError,
-│   DiskFullError, SentinelError (NoLearningSignalError (NothingGradedError)), MissingExtraError
+│   DiskFullError, ClusterError, SentinelError (NoLearningSignalError (NothingGradedError)),
+│   MissingExtraError
 └── EpisodeError       ends one episode, is recorded on its trajectory, and the run continues
     └── EnvError (AbandonedCallError), VerifierError, EngineError (ContextFullError)
 """
@@ -68,6 +69,10 @@ class EngineLostError(ModelError):
         self.reason = reason
 
 
+class LearnerLostError(ModelError):
+    """A rank of a sharded learner died or hung; the run resumes from its checkpoint."""
+
+
 class OutOfMemoryError(ModelError):
     """The engine or the learner could not get the memory that it needs."""
 
@@ -89,6 +94,10 @@ class DiskFullError(SkyfleetError, RuntimeError):
             f"{self.path} was not written: {self.reason}; free some space and run the same command "
             f"again: {self.safe}"
         )
+
+
+class ClusterError(SkyfleetError, RuntimeError):
+    """A Ray cluster cannot be used, does not have what the placement needs, or lost it for good."""
 
 
 class SentinelError(SkyfleetError, RuntimeError):

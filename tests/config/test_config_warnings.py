@@ -56,12 +56,22 @@ def test_one_of_the_two_native_flags_has_no_effect() -> None:
 
 def test_what_one_device_does_not_use_is_one_warning() -> None:
     overrides = (
-        "trainer.strategy=fsdp",
         "trainer.placement.policy_num_gpus_per_node=4",
-        "trainer.placement.critic_num_gpus_per_node=4",
+        "trainer.policy.fsdp_config.cpu_offload=true",
+        "trainer.policy.tensor_parallel_size=2",
     )
     assert warn(*overrides) == [
-        f"{', '.join(overrides)} have no effect: training uses one process on one device"
+        f"{', '.join(overrides)} have no effect: training uses one process on one device; "
+        "trainer.strategy=fsdp uses several"
+    ]
+    assert warn("trainer.strategy=fsdp", *overrides) == []
+
+
+def test_critic_and_reference_have_no_ranks_of_their_own() -> None:
+    override = "trainer.placement.critic_num_gpus_per_node=4"
+    assert warn("trainer.strategy=fsdp", override) == [
+        f"{override} has no effect: the critic and the reference model are divided over the "
+        "policy's ranks"
     ]
 
 

@@ -23,6 +23,7 @@ environment.skyrl_gym.fleet_task.partial_reward
 environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.max_train_tasks
+trainer.placement.use_ray
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.gradient_checkpointing trainer.loss_chunk_size
 trainer.update_ref_every_epoch trainer.hf_save_interval trainer.print_example_interval
@@ -129,7 +130,7 @@ def test_a_value_that_does_not_run_loads_and_is_reported() -> None:
     )
     assert find_unsupported_values(config) == [
         "trainer.strategy='megatron' does not run in this version: "
-        "Megatron is not supported; use trainer.strategy=single",
+        "Megatron is not supported; use trainer.strategy=single or fsdp",
         "trainer.policy.model.lora.dropout=0.1 does not run in this version: "
         "the engine samples without dropout, so it would sample from another policy; use 0",
     ]

@@ -17,7 +17,7 @@ from skyfleet.chat.kimi_k2 import KimiK2Renderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import BuiltinRenderer, Renderer
-from skyfleet.chat.template import Template, TemplateTokenizer
+from skyfleet.chat.template import Template, TemplateTokenizer, load_template
 from skyfleet.chat.template_checks import (
     QUESTION,
     SINGLE_CALL_DIALOGUE,
@@ -38,6 +38,7 @@ from skyfleet.chat.tool_calls.kimi_k2 import parse_kimi_k2
 from skyfleet.chat.tool_calls.llama3_json import parse_llama3_json
 from skyfleet.chat.tool_calls.parser import ToolCallParser
 from skyfleet.chat.tool_prompt import TOOLS_STYLES
+from skyfleet.config.generator import Generator
 from skyfleet.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
@@ -244,3 +245,15 @@ BUILTIN_FORMATS = (
         probes=_probes(SINGLE_CALL_DIALOGUE),
     ),
 )
+
+
+def build_renderer(generator: Generator, tokenizer: Any) -> Renderer:
+    """The renderer of a run."""
+    template = generator.chat_template
+    return make_renderer(
+        tokenizer,
+        chat_template=load_template(template.source, template.name_or_path),
+        chat_template_kwargs=generator.chat_template_kwargs,
+        tool_call_parser=generator.tool_call_parser,
+        close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Coroutine
 from functools import partial
@@ -24,6 +25,8 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     if dry_run:
         _show_dry_run(config)
         return
+    if _is_other_rank() and _serve_rank(config):
+        return
     from skyfleet.api.training import train_async
     from skyfleet.envs.event_loop import run_loop
 
@@ -44,6 +47,17 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
         f"Its report: {folder}/report.html. Its episodes: skyfleet view {folder}"
     )
+
+
+def _is_other_rank() -> bool:
+    """Started by torchrun as a rank of the learner beside the first, which runs the loop."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
+
+
+def _serve_rank(config: RunConfig) -> bool:
+    from skyfleet.trainer.sharded_run import serve_other_rank
+
+    return serve_other_rank(config)
 
 
 T = TypeVar("T")

@@ -34,6 +34,8 @@ def _find_extras(config: RunConfig) -> Iterator[str]:
         yield "prometheus"
     if trainer.tracing:
         yield "otel"
+    if trainer.placement.use_ray:
+        yield "ray"
     if config.generator.backend == "vllm" and not config.generator.is_remote:
         yield "vllm"
     sources = [

@@ -101,6 +101,9 @@ or qwen3_coder, or vLLM's name for one of them; null follows the chat template."
     backend: Literal["embedded", "vllm", "openai"] = "embedded"
     """embedded samples from the learner's own weights in this process, vllm from vLLM's copy of them, \
 openai from inference-only servers. SkyRL's default is vllm."""
+    num_rollout_workers_per_node: int = Field(1, ge=0)
+    """With trainer.placement.use_ray: processes per node that play episodes, one CPU each; 0 plays them \
+in the driver. SkyRL has no such key: its driver plays them all."""
     num_inference_engines: int = Field(1, ge=1)
     """Engines in the pool; a session stays on the engine that holds its cache."""
     inference_engine_tensor_parallel_size: int = Field(1, ge=1)

@@ -324,6 +324,8 @@ def _format_supported(rule: UnsupportedValue) -> str:
     default = (known[rule.key].default,) if rule.key in known else ()
     values = map(_format_value, rule.supported or default)
     anything = [f"any value with generator.backend={backend}" for backend in rule.backends]
+    anything += [f"any value with trainer.strategy={name}" for name in rule.strategies]
+    anything += ["any value with trainer.placement.use_ray=true"] * rule.with_ray
     return ", ".join([*values, *anything])
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from skyfleet.config.section import Section
+from skyfleet.config.section import PositiveOrMinusOne, Section
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 
@@ -55,9 +55,30 @@ class OptimizerConfig(Section):
     """Keep moments and float32 weights in CPU memory between steps. SkyRL's default is true."""
 
 
+class FsdpConfig(Section):
+    """Only for trainer.strategy=fsdp."""
+
+    cpu_offload: bool = False
+    """Keep weights, gradients and optimiser state in CPU memory; a layer is copied to the GPU when it \
+runs."""
+    reshard_after_forward: bool = True
+    """Free a layer after its forward pass and gather it again for the backward pass; for the critic \
+and the reference model too."""
+    fsdp_size: PositiveOrMinusOne = -1
+    """Ranks over which one copy of the weights is divided; the groups of so many ranks are replicas \
+(hybrid sharding). -1 is all ranks."""
+
+
 class Policy(Section):
     model: Model = Model()
     optimizer_config: OptimizerConfig = OptimizerConfig()
+    fsdp_config: FsdpConfig = FsdpConfig()
+    sequence_parallel_size: int = Field(1, ge=1)
+    """Ranks that divide the tokens of a micro-batch (Ulysses), for long sequences; of critic and \
+reference model too."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Ranks that divide the heads and the MLP of each layer. Not a key of SkyRL, where only Megatron \
+has it."""
     model_config_kwargs: dict[str, Any] = Field({})
     """Overrides of the model's own configuration, and the dimensions of a tiny model."""
     track_extra_gradient_metrics: bool = False

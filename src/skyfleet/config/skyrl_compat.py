@@ -95,10 +95,16 @@ class UnsupportedValue:
     """Values that run; empty means the default only."""
     backends: tuple[str, ...] = ()
     """With these values of generator.backend every value runs; any server counts as openai."""
+    strategies: tuple[str, ...] = ()
+    """With these values of trainer.strategy every value has an effect."""
+    with_ray: bool = False
+    """With trainer.placement.use_ray every value has an effect."""
     remedy: str
 
-    def supports(self, value: object, default: object, backend: str) -> bool:
-        return backend in self.backends or value in (self.supported or (default,))
+    def supports(self, value: object, default: object, backend: str, strategy: str = "") -> bool:
+        if backend in self.backends or strategy in self.strategies:
+            return True
+        return value in (self.supported or (default,))
 
 
 def _value(
@@ -118,7 +124,7 @@ UNSUPPORTED_VALUES: tuple[UnsupportedValue, ...] = (
         "trainer.strategy",
         "single",
         "fsdp",
-        remedy="Megatron is not supported; use trainer.strategy=single",
+        remedy="Megatron is not supported; use trainer.strategy=single or fsdp",
     ),
     _value(
         "trainer.policy.model.lora.dropout",
@@ -148,29 +154,63 @@ UNSUPPORTED_VALUES: tuple[UnsupportedValue, ...] = (
 )
 """A run with another value would give other results, so it is refused."""
 
-_ONE_DEVICE = "training uses one process on one device"
+_ONE_DEVICE = "training uses one process on one device; trainer.strategy=fsdp uses several"
+_SAME_RANKS = "the critic and the reference model are divided over the policy's ranks"
 _LEARNER_WEIGHTS = "the embedded engine uses the learner's own weights"
 _NO_VISION = "no vision tower is loaded"
-_ONE_DEVICE_KEYS = (
+_SAME_RANKS_KEYS = (
     "trainer.placement.colocate_policy_ref",
-    "trainer.placement.policy_num_nodes",
-    "trainer.placement.policy_num_gpus_per_node",
     "trainer.placement.ref_num_nodes",
     "trainer.placement.ref_num_gpus_per_node",
     "trainer.placement.critic_num_nodes",
     "trainer.placement.critic_num_gpus_per_node",
+)
+_SHARDING_KEYS = (
+    "trainer.placement.policy_num_nodes",
+    "trainer.placement.policy_num_gpus_per_node",
+    "trainer.placement.rank_timeout_seconds",
+    "trainer.policy.fsdp_config.cpu_offload",
+    "trainer.policy.fsdp_config.reshard_after_forward",
+    "trainer.policy.fsdp_config.fsdp_size",
+    "trainer.policy.sequence_parallel_size",
+    "trainer.policy.tensor_parallel_size",
+)
+_RAY_KEYS = (
+    "trainer.placement.ready_timeout_seconds",
+    "generator.num_rollout_workers_per_node",
+)
+_ONE_ENGINE_KEYS = (
     "generator.inference_engine_pipeline_parallel_size",
     "generator.inference_engine_expert_parallel_size",
     "generator.inference_engine_data_parallel_size",
 )
 
 VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
-    _value("trainer.strategy", "single", "megatron", remedy=_ONE_DEVICE),
-    *(_value(key, remedy=_ONE_DEVICE) for key in _ONE_DEVICE_KEYS),
-    _value(
-        "generator.num_inference_engines",
+    *(
+        UnsupportedValue(key=key, strategies=("fsdp",), remedy=_ONE_DEVICE)
+        for key in _SHARDING_KEYS
+    ),
+    *(_value(key, remedy=_SAME_RANKS) for key in _SAME_RANKS_KEYS),
+    *(
+        UnsupportedValue(
+            key=key, with_ray=True, remedy="every process is this one without Ray's actors"
+        )
+        for key in _RAY_KEYS
+    ),
+    *(
+        UnsupportedValue(
+            key=key,
+            with_ray=True,
+            remedy="an engine runs on one device; trainer.placement.use_ray=true starts larger ones",
+        )
+        for key in _ONE_ENGINE_KEYS
+    ),
+    UnsupportedValue(
+        key="generator.num_inference_engines",
         backends=("vllm", "openai"),
-        remedy=f"there is one embedded engine; for several use {_SERVERS}",
+        with_ray=True,
+        remedy="there is one embedded engine; for several set trainer.placement.use_ray=true, or use "
+        f"{_SERVERS}",
     ),
     *(
         _value(f"generator.{name}", backends=("vllm",), remedy=_ONLY_VLLM)
@@ -195,9 +235,15 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
             "delta_weight_sync.max_file_size_in_gb",
         )
     ),
-    _value("trainer.placement.colocate_all", backends=("vllm", "openai"), remedy=_LEARNER_WEIGHTS),
-    _value(
-        "generator.weight_transfer_threshold_cuda_ipc_GB",
+    UnsupportedValue(
+        key="trainer.placement.colocate_all",
+        backends=("vllm", "openai"),
+        with_ray=True,
+        remedy=_LEARNER_WEIGHTS,
+    ),
+    UnsupportedValue(
+        key="generator.weight_transfer_threshold_cuda_ipc_GB",
+        with_ray=True,
         remedy="vLLM on the learner's GPU reads all weights in place, and no other engine is here",
     ),
     # On no section: accepted because the scripts of SkyRL and Fleet set them.
@@ -237,9 +283,12 @@ _NAMED_SERVERS = "set generator.remote_inference_engine_urls instead"
 _VLLM_TUNING = (
     "it tunes vLLM; drop it, or with generator.backend=vllm put it in generator.engine_init_kwargs"
 )
-_MEGATRON = "it belongs to Megatron; drop it: trainer.strategy=single trains on one device"
+_MEGATRON = "it belongs to Megatron; drop it: trainer.strategy=fsdp trains on several devices, and \
+trainer.strategy=single on one"
 _CRITIC = "the critic is built like the policy and shares its device; drop it"
-_SHARDS = "it shards a model over GPUs; drop it: one device holds the model"
+_SAME_SHARDS = "the model is divided as trainer.policy.fsdp_config says; drop it"
+_PRECISION = "float32 masters and float32 reductions; drop it, or set trainer.bf16"
+_ONE_LAYER = "every layer is gathered by itself; drop it"
 _MEMORY = "it trades memory on large GPUs; drop it, or bound trainer.max_tokens_per_microbatch"
 _GYM_SETTINGS = "set environment.skyrl_gym.env_config, which the environment's constructor receives"
 
@@ -252,18 +301,14 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "trainer.mtp": "it trains draft heads under Megatron; drop it",
     "trainer.vocab_entropy_chunk_*": _MEGATRON,
     "trainer.fused_lm_head_logprob*": _MEGATRON,
-    "trainer.policy.fsdp_config.cpu_offload": (
-        "the policy's weights stay on the device; set "
-        "trainer.policy.optimizer_config.offload_after_step=true"
-    ),
-    "trainer.policy.fsdp_config": _SHARDS,
-    "trainer.critic.fsdp_config": _SHARDS,
-    "trainer.ref.fsdp_config.fsdp_size": _SHARDS,
-    "trainer.ref.fsdp_config.mixed_precision": _SHARDS,
-    "trainer.ref.fsdp_config.reshard_after_forward": _SHARDS,
-    "trainer.ref.fsdp_config.wrap_policy": _SHARDS,
-    "trainer.*.sequence_parallel_size": "it splits a sequence over GPUs; drop it",
-    "trainer.sequence_parallel_backend": "it splits a sequence over GPUs; drop it",
+    "trainer.*.fsdp_config.mixed_precision": _PRECISION,
+    "trainer.*.fsdp_config.wrap_policy": _ONE_LAYER,
+    "trainer.critic.fsdp_config": _SAME_SHARDS,
+    "trainer.ref.fsdp_config.fsdp_size": _SAME_SHARDS,
+    "trainer.ref.fsdp_config.reshard_after_forward": _SAME_SHARDS,
+    "trainer.ref.sequence_parallel_size": _SAME_SHARDS,
+    "trainer.critic.sequence_parallel_size": _SAME_SHARDS,
+    "trainer.sequence_parallel_backend": "only Ulysses runs; drop it",
     "trainer.*.model.fake_int4_qat": "it imitates INT4 experts under Megatron; drop it",
     "trainer.policy.model.lora.lora_sync_path": _ENGINE_SERVERS,
     "trainer.policy.model.lora.max_*loras": _VLLM_TUNING,

@@ -15,6 +15,12 @@ from skyfleet.config.tracking import Alerts, Logger, Prometheus, Wandb
 
 
 class Placement(Section):
+    use_ray: bool = False
+    """Run episodes, engines and learner ranks as Ray actors, placed by this section, on this machine or \
+on the cluster of RAY_ADDRESS. SkyRL has no such key: it always uses Ray."""
+    ready_timeout_seconds: float = Field(180.0, gt=0)
+    """How long to wait for the cluster's GPUs and CPUs, and for the actors to start. SkyRL's is the \
+variable SKYRL_RAY_PG_TIMEOUT_IN_S."""
     colocate_all: bool = True
     """Learner and engines share their GPUs."""
     colocate_policy_ref: bool = True
@@ -26,6 +32,9 @@ class Placement(Section):
     ref_num_gpus_per_node: int = Field(1, ge=1)
     critic_num_nodes: int = Field(1, ge=1)
     critic_num_gpus_per_node: int = Field(1, ge=1)
+    rank_timeout_seconds: float = Field(1800.0, gt=0)
+    """With trainer.strategy=fsdp: how long an update, a load or a save may take before its ranks count \
+as lost."""
 
 
 class RopeScaling(Section):
@@ -78,7 +87,7 @@ class Trainer(Section):
     fully_async: FullyAsync = FullyAsync()
     rope_scaling: RopeScaling | None = None
     strategy: Literal["single", "fsdp", "megatron"] = "single"
-    """single trains on one device. SkyRL's default is fsdp."""
+    """single trains on one device, fsdp on all ranks that torchrun starts. SkyRL's default is fsdp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses CUDA if it is available."""
     seed: int = Field(42, ge=0)

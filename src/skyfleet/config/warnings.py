@@ -119,14 +119,16 @@ def _find_set_keys(dependency: Dependency, tree: Mapping[str, Any]) -> list[str]
 def warn_values_without_effect(config: RunConfig) -> Iterator[str]:
     """One sentence per reason, with every key of SkyRL that it concerns."""
     tree, known = config.model_dump(mode="json"), known_keys()
-    backend = config.generator.engine_kind
+    backend, strategy = config.generator.engine_kind, config.trainer.strategy
     settings: dict[str, dict[str, Any]] = {}
     for rule in VALUES_WITHOUT_EFFECT:
+        if rule.with_ray and config.trainer.placement.use_ray:
+            continue
         if rule.key in config.ignored_keys:
             settings.setdefault(rule.remedy, {})[rule.key] = config.ignored_keys[rule.key]
         elif rule.key in known:
             value = value_at(tree, rule.key)
-            if not rule.supports(value, default_at(tree, rule.key), backend):
+            if not rule.supports(value, default_at(tree, rule.key), backend, strategy):
                 settings.setdefault(rule.remedy, {})[rule.key] = value
     for remedy, values in settings.items():
         yield f"{_format_no_effect(values)}: {remedy}"

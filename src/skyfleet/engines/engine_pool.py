@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 COOLDOWN_SECONDS = 30.0
 """How long a failed engine is the last choice."""
+MAX_RESTARTS = 8
+"""A request that so many restarts of engines have interrupted fails."""
 
 
 class PooledEngine(Protocol):
@@ -45,6 +47,11 @@ ResultT = TypeVar("ResultT")
 def is_dead(engine: object) -> bool:
     """Only a trained vLLM engine can be dead: what restarts in its place has other weights."""
     return bool(getattr(engine, "is_dead", False))
+
+
+def is_restarting(engine: object) -> bool:
+    """An engine in an actor that died: requests wait until it has the current weights."""
+    return bool(getattr(engine, "is_restarting", False))
 
 
 def healthy(engines: Sequence[AnyEngineT]) -> list[AnyEngineT]:
@@ -144,7 +151,23 @@ class ReplicaPool(Generic[EngineT]):
                 self._open.set()
 
     async def request(self, session: str, call: Callable[[EngineT], Awaitable[ResultT]]) -> ResultT:
-        """Return the result of the first replica that succeeds; raise if all of them fail."""
+        """Return the result of the first replica that succeeds; raise if all of them fail.
+
+        If one that failed is started again, the request waits for it.
+        """
+        for _ in range(MAX_RESTARTS):
+            try:
+                return await self._request_once(session, call)
+            except RequestRejectedError:
+                raise
+            except EngineError:
+                if not any(is_restarting(replica.engine) for replica in self._replicas):
+                    raise
+        return await self._request_once(session, call)
+
+    async def _request_once(
+        self, session: str, call: Callable[[EngineT], Awaitable[ResultT]]
+    ) -> ResultT:
         await self._open.wait()
         failed: list[tuple[_Replica[EngineT], Exception]] = []
         for replica in self._candidates(session):
@@ -205,6 +228,7 @@ class ReplicaPool(Generic[EngineT]):
         return sorted(
             (replica for replica in self._replicas if not is_dead(replica.engine)),
             key=lambda replica: (
+                is_restarting(replica.engine),
                 replica.is_last_resort,
                 replica is not own,
                 len(replica.sessions),

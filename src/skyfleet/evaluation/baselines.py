@@ -13,7 +13,7 @@ from statistics import fmean
 from skyfleet.envs.env import EnvFactory
 from skyfleet.evaluation.score import PASS_THRESHOLD, passes
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import Limits, collect
+from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import Task
 
@@ -38,13 +38,14 @@ async def measure_baselines(
     *,
     max_concurrent: int,
     pass_threshold: float = PASS_THRESHOLD,
+    run: EpisodeRunner = run_episode,
 ) -> dict[str, Baseline]:
     """By environment: two scripted episodes per task, under the policy's limits."""
 
     async def passed(tasks: Sequence[Task], policy: AgentFactory) -> dict[str, bool]:
         """By task key, without ungraded tasks."""
         groups = await collect(
-            tasks, open_env, policy, limits, n_samples=1, max_concurrent=max_concurrent
+            tasks, open_env, policy, limits, n_samples=1, max_concurrent=max_concurrent, run=run
         )
         grades = {group.task_key: group.trajectories[0].grade for group in groups}
         return {k: passes(grade, pass_threshold) for k, grade in grades.items() if grade}

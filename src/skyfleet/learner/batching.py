@@ -6,7 +6,7 @@ Logprobs and entropy of action tokens are computed in chunks, so that full logit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress, pairwise
 from math import ceil
 
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from skyfleet.algorithms.losses.loss import LossInputs
 from skyfleet.algorithms.sample import Sample
+from skyfleet.learner.ranks import ONE_RANK, Ranks
 from skyfleet.models.decoder import Decoder
 from skyfleet.models.fused.ops import head_logprobs
 from skyfleet.models.packed import PackedAttention, take_rows
@@ -130,20 +131,37 @@ def pack(
     *,
     max_tokens: int,
     device: torch.device,
+    ranks: Ranks = ONE_RANK,
 ) -> list[MicroBatch]:
-    """Pack samples into micro-batches; `weights` holds the weight of a token of each sample."""
+    """Pack this rank's share of the samples into micro-batches, as many as every other rank.
+
+    `weights` holds the weight of a token of each sample.
+    """
     kl_weights = [1 / (len(samples) * max(s.n_action_tokens, 1)) for s in samples]
-    return [
+    share = ranks.share(samples)
+    own = [samples[i] for i in share]
+    # Even sizes do not help a CPU, where filling in order keeps the order of sums.
+    planned = plan(own, max_tokens=max_tokens, evenly=device.type != "cpu") if own else []
+    batches = [
         _micro_batch(
-            tuple(members),
-            [samples[i] for i in members],
-            [weights[i] for i in members],
-            [kl_weights[i] for i in members],
+            tuple(share[i] for i in members),
+            [own[i] for i in members],
+            [weights[share[i]] for i in members],
+            [kl_weights[share[i]] for i in members],
             device,
         )
-        # Even sizes do not help a CPU, where filling in order keeps the order of sums.
-        for members in plan(samples, max_tokens=max_tokens, evenly=device.type != "cpu")
+        for members in planned
     ]
+    n_empty = ranks.largest(len(batches)) - len(batches)
+    return [*batches, *(_empty_micro_batch(samples, device) for _ in range(n_empty))]
+
+
+def _empty_micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+    """No action tokens: a rank that has finished still takes part in gathering every layer."""
+    shortest = min(samples, key=lambda sample: len(sample.token_ids))
+    unmasked = replace(shortest, loss_mask=(False,) * len(shortest.token_ids))
+    batch = _micro_batch((0,), [unmasked], [0.0], [0.0], device)
+    return replace(batch, members=(), lengths_B=batch.lengths_B[:0])
 
 
 def sort_by_sample(
@@ -222,16 +240,51 @@ def action_logprobs(
     `temperature` is that of the rollouts: the policy is the tempered distribution. `recompute`
     trades time for memory in the layers, `chunk_size` in the head.
     """
+    return decoder.call(
+        lambda: _action_logprobs(
+            decoder, batch, temperature, chunk_size, entropy_gradient, recompute
+        )
+    )
+
+
+def _action_logprobs(
+    decoder: Decoder,
+    batch: MicroBatch,
+    temperature: float,
+    chunk_size: int | None,
+    entropy_gradient: bool,
+    recompute: bool,
+) -> tuple[Tensor, Tensor]:
     attention = batch.attention
     hidden_TE = decoder.hidden(
         attention.token_ids_T, attention.positions_T, attention, recompute=recompute
     )
-    hidden_NE = take_rows(hidden_TE, batch.before_N)
-    if hidden_NE.is_cuda and decoder.has_plain_head:
+    hidden_NE, action_N = take_rows(hidden_TE, batch.before_N), batch.action_N
+    sequence, n_actions = decoder.sequence, len(action_N)
+    if sequence is not None:
+        hidden_NE, action_N = sequence.keep(hidden_NE), sequence.keep(action_N)
+    logprobs_N, entropy_N = _score(
+        decoder, hidden_NE, action_N, temperature, chunk_size, entropy_gradient
+    )
+    if sequence is not None:
+        logprobs_N = sequence.join(logprobs_N, n_actions)
+        entropy_N = sequence.join(entropy_N, n_actions)
+    return logprobs_N, entropy_N
+
+
+def _score(
+    decoder: Decoder,
+    hidden_NE: Tensor,
+    action_N: Tensor,
+    temperature: float,
+    chunk_size: int | None,
+    entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    if hidden_NE.is_cuda and decoder.has_plain_head and len(action_N):
         return head_logprobs(
             hidden_NE,
             decoder.head_weight,
-            batch.action_N,
+            action_N,
             temperature=temperature,
             chunk_size=chunk_size or _CUDA_CHUNK,
             entropy_gradient=entropy_gradient,
@@ -244,7 +297,7 @@ def action_logprobs(
         return logprobs_CV.gather(1, tokens_C.unsqueeze(1)).squeeze(1), entropy_C
 
     size = chunk_size or _CPU_CHUNK
-    chunks = list(zip(torch.split(hidden_NE, size), torch.split(batch.action_N, size), strict=True))
+    chunks = list(zip(torch.split(hidden_NE, size), torch.split(action_N, size), strict=True))
     if len(chunks) == 1:
         return score_chunk(*chunks[0])
     # Recomputed in the backward pass, so that the logits of one chunk exist at a time.

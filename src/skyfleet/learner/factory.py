@@ -44,8 +44,6 @@ def build_learner(
     `reference_folder` returns the folder of the policy that is the KL reference. Sentinels wrap the
     loss and the KL estimator of the settings to record their inputs.
     """
-    algorithm = config.trainer.algorithm
-    needs_reference = algorithm.use_kl_loss or algorithm.use_kl_in_reward
     module, lora = policy_model.loaded.module, config.trainer.policy.model.lora
     if lora.rank:
         add_adapters(module, lora, seed=config.trainer.seed)
@@ -55,13 +53,18 @@ def build_learner(
             build_learner_settings(config, policy_model.decoder, total_steps=total_steps)
         ),
         make_reference=build_reference(config, policy_model, reference_folder)
-        if needs_reference
+        if needs_reference(config)
         else None,
         critic=critic,
         save_policy=partial(save_model, policy_model.loaded),
         memory_plan=memory_plan,
         load_policy=partial(load_adapters if lora.rank else _load_full_weights, module),
     )
+
+
+def needs_reference(config: RunConfig) -> bool:
+    algorithm = config.trainer.algorithm
+    return algorithm.use_kl_loss or algorithm.use_kl_in_reward
 
 
 def _load_full_weights(module: nn.Module, folder: Path) -> None:
@@ -221,17 +224,26 @@ def _freeze(module: nn.Module, config: RunConfig) -> Decoder:
 
 
 def load_auxiliary_model(
-    config: RunConfig, policy_model: PolicyModel, path: str, *, key: str
+    config: RunConfig,
+    policy_model: PolicyModel,
+    path: str,
+    *,
+    key: str,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> nn.Module:
-    """Load a model that scores the policy's tokens, a reference or a critic, onto its device."""
+    """Load a model that scores the policy's tokens, a reference or a critic.
+
+    It gets the policy's type and device unless they are given.
+    """
     weights = next(policy_model.loaded.module.parameters())
     # Of the policy's overrides only this one applies: every model must fit the longest episode.
     kwargs = config.trainer.policy.model_config_kwargs
     rope = {name: kwargs[name] for name in kwargs if name == "rope_parameters"}
     loaded = load_model(
         path,
-        dtype=weights.dtype,
-        device=weights.device,
+        dtype=dtype or weights.dtype,
+        device=device or weights.device,
         config_kwargs=rope_overrides(config) | rope,
         key=key,
         trust_remote_code=config.trainer.policy.model.trust_remote_code,
@@ -248,11 +260,17 @@ def build_critic(
     config: RunConfig, policy_model: PolicyModel, *, total_steps: int
 ) -> Critic | None:
     """The critic of a run of `total_steps` steps; None without `trainer.critic.model.path`."""
-    trainer, path = config.trainer, config.trainer.critic.model.path
+    path = config.trainer.critic.model.path
     if path is None:
         return None
+    settings = build_critic_settings(config, total_steps=total_steps)
+    return Critic(_build_critic_body(config, policy_model, path), settings)
+
+
+def build_critic_settings(config: RunConfig, *, total_steps: int) -> CriticSettings:
+    trainer = config.trainer
     updates = _updates_per_step(config, trainer.critic_mini_batch_size)
-    settings = CriticSettings(
+    return CriticSettings(
         optimizer=_build_optimizer_settings(
             trainer.critic.optimizer_config, total_steps=total_steps * updates
         ),
@@ -263,7 +281,6 @@ def build_critic(
         max_tokens_per_microbatch=max_tokens_per_microbatch(config),
         gradient_checkpointing=trainer.gradient_checkpointing,
     )
-    return Critic(_build_critic_body(config, policy_model, path), settings)
 
 
 def _build_critic_body(

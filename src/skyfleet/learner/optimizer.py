@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
+
+from skyfleet.learner.ranks import ONE_RANK, Ranks
 
 Schedule = Callable[[int], float]
 
@@ -54,6 +56,7 @@ def _progress(step: int, num_warmup_steps: int, total_steps: int) -> float:
 
 
 CPU = torch.device("cpu")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class CPUOffloaded:
@@ -113,12 +116,19 @@ class OptimizerSettings:
 
 
 class Optimizer:
-    def __init__(self, parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        settings: OptimizerSettings,
+        ranks: Ranks = ONE_RANK,
+    ) -> None:
+        """A sharded parameter is updated by its ranks, each of which has the state of its part."""
         self._parameters = [p for p in parameters if p.requires_grad]
-        self._settings = settings
+        self._settings, self._ranks = settings, ranks
+        self._weights: list[Tensor] = [ranks.local(p) for p in self._parameters]
         # An update of 1e-6 vanishes in a bfloat16 weight, so float32 copies are updated.
         self._masters: list[Tensor] = [
-            p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters
+            w if w.dtype == torch.float32 else w.detach().float() for w in self._weights
         ]
         for parameter in self._parameters:
             # Gradients of micro-batches accumulate in float32.
@@ -138,16 +148,20 @@ class Optimizer:
         """The learning rate of the next step."""
         return self._settings.lr * self._settings.schedule(self._steps)
 
+    def complete_gradients(self) -> None:
+        """Once per step, after its backward passes."""
+        self._ranks.complete_gradients(self._parameters)
+
     def apply(self) -> float:
         """Take one step with the accumulated gradients, clear them and return their norm.
 
         With a norm that is not finite, weights, moments and schedule do not change.
         """
         limit = self._settings.max_grad_norm
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, limit if limit > 0 else math.inf))
+        norm = self._ranks.clip(self._parameters, limit if limit > 0 else math.inf)
         if math.isfinite(norm):
             if self._settings.offload_after_step:
-                self.move_to(self._parameters[0].device)
+                self.move_to(self._weights[0].device)
             for group in self._adam.param_groups:
                 group["lr"] = self.lr
             self._step()
@@ -158,9 +172,7 @@ class Optimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        low_precision = any(
-            p is not m for p, m in zip(self._parameters, self._masters, strict=True)
-        )
+        low_precision = any(w is not m for w, m in zip(self._weights, self._masters, strict=True))
         masters = self._masters if low_precision else []
         return {"adam": self._adam.state_dict(), "steps": self._steps, "masters": masters}
 
@@ -171,10 +183,44 @@ class Optimizer:
             master.copy_(saved)
         self._offload()
 
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those that are trained."""
+        return self._parameters
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def list_tensors(self) -> Iterator[tuple[int, str, Tensor]]:
+        """By the index of each parameter: its float32 weight and its moments, to save or to fill."""
+        for index, master in enumerate(self._masters):
+            yield index, "weight", master
+            for name in _MOMENTS:
+                if name in self._adam.state.get(master, {}):
+                    yield index, name, self._adam.state[master][name]
+
+    def reset(self, steps: int) -> None:
+        """Moments of zeros after so many steps; what `list_tensors` yields is then overwritten."""
+        self._steps = steps
+        self._adam.state.clear()
+        for master in self._masters if steps else ():
+            step = torch.tensor(float(steps), device=master.device)
+            moments = {name: torch.zeros_like(master, requires_grad=False) for name in _MOMENTS}
+            self._adam.state[master] = {"step": step, **moments}
+
+    @torch.no_grad()
+    def finish_loading(self) -> None:
+        """The float32 weights were overwritten: so are the weights that are copies of them."""
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            if master is not weight:
+                weight.copy_(master)
+        self._offload()
+
     def move_to(self, device: torch.device) -> None:
         """Move moments and float32 copies to `device`; the weights stay."""
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
-            if master is not parameter:
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            if master is not weight:
                 master.data = master.data.to(device)
         for state in self._adam.state.values():
             for name, value in state.items():
@@ -185,14 +231,15 @@ class Optimizer:
             self.move_to(CPU)
 
     def _step(self) -> None:
-        pairs = list(zip(self._parameters, self._masters, strict=True))
-        for parameter, master in pairs:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad
+                master.grad = self._ranks.local(parameter.grad)
         self._adam.step()
-        low_precision = [(p, m) for p, m in pairs if m is not p]
+        pairs = zip(self._weights, self._masters, strict=True)
+        low_precision = [(w, m) for w, m in pairs if m is not w]
         if low_precision:
             with torch.no_grad():
-                torch._foreach_copy_([p for p, _ in low_precision], [m for _, m in low_precision])
-        for _, master in low_precision:
-            master.grad = None
+                torch._foreach_copy_([w for w, _ in low_precision], [m for _, m in low_precision])
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                master.grad = None

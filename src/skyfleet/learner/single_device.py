@@ -29,11 +29,21 @@ from skyfleet.learner.critic import Critic
 from skyfleet.learner.gradients import gradient_metrics
 from skyfleet.learner.learner import LOGPROB_GAP, StepMetrics, StepReport
 from skyfleet.learner.optimizer import CPUOffloaded, Optimizer, OptimizerSettings
+from skyfleet.learner.ranks import ONE_RANK, Ranks, join_rows
+from skyfleet.learner.shard_files import (
+    has_shards,
+    load_shards,
+    load_whole,
+    read_shards_state,
+    save_shards,
+)
 from skyfleet.learner.state_files import load_state
 from skyfleet.models.decoder import Decoder
-from skyfleet.models.lora import merge, merged_state_dict
+from skyfleet.models.lora import merge
 from skyfleet.models.out_of_memory import explain_out_of_memory
 
+SHARDS = "shards"
+"""The folder of a sharded learner's state, beside the weights."""
 _MEMORY_REMEDY = (
     "set trainer.gradient_checkpointing=true, or lower trainer.max_tokens_per_microbatch, "
     "loss_chunk_size or generator.max_input_length"
@@ -85,8 +95,17 @@ class SingleDeviceLearner:
         save_policy: Callable[[Path], None],
         load_policy: Callable[[Path], None],
         memory_plan: str = "",
+        ranks: Ranks = ONE_RANK,
+        on_update: Callable[[], None] = lambda: None,
     ) -> None:
-        """`memory_plan` describes the memory that was planned, for an error message."""
+        """`memory_plan` describes the memory that was planned, for an error message.
+
+        `on_update` is called after each optimizer step of the policy.
+
+        With several `ranks` this is the part of one of them: each calls the same methods with the
+        same samples.
+        """
+        self._ranks, self._on_update = ranks, on_update
         self.decoder, self._settings = decoder, settings
         self._make_reference = make_reference
         """Loads the reference model (ref_model). Called at the first RL step: the reference is the
@@ -163,27 +182,50 @@ class SingleDeviceLearner:
         self._reference = self._offloaded_reference = None
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from merged_state_dict(self.decoder.module).items()
+        dtype = self.decoder.dtype
+        for name, weight in self._ranks.whole_weights(self.decoder.module):
+            yield name, weight.to(dtype) if self._ranks.is_sharded else weight
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face model folder with the optimizer state beside it."""
         self._save_policy(folder)
         state = {
             "phase": self._phase,
-            "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy_version,
             "reward_kl_coef": self._reward_kl_coef,
         }
-        torch.save(state, folder / "optimizer.pt")
+        if self._ranks.is_sharded:
+            shards = folder / SHARDS
+            save_shards(shards, self._list_trained(), self._optimizer, self._ranks, state)
+        else:
+            optimizer = {"optimizer": self._optimizer.state_dict()}
+            torch.save(state | optimizer, folder / "optimizer.pt")
 
     def load(self, folder: Path) -> None:
-        self._load_policy(folder)
-        state = load_state(folder / "optimizer.pt")
-        self._enter_phase(state["phase"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        """What one process or several have saved."""
+        shards = folder / SHARDS
+        if has_shards(shards):
+            if not self._ranks.is_sharded:  # the ranks have the weights in their shards
+                self._load_policy(folder)
+            state = read_shards_state(shards)
+            self._enter_phase(state["phase"])
+            load_shards(shards, self._list_trained(), self._optimizer, self._ranks)
+            merge(self.decoder.module)
+        else:
+            self._load_policy(folder)
+            state = load_state(folder / "optimizer.pt")
+            self._enter_phase(state["phase"])
+            if self._ranks.is_sharded:
+                load_whole(folder / "optimizer.pt", self._optimizer, self._ranks)
+            else:
+                self._optimizer.load_state_dict(state["optimizer"])
         self.policy_version = state["policy_version"]
         # Old checkpoints have no such coefficient.
         self._reward_kl_coef = state.get("reward_kl_coef", self._reward_kl_coef)
+
+    def _list_trained(self) -> list[str]:
+        named = self.decoder.module.named_parameters()
+        return [name for name, parameter in named if parameter.requires_grad]
 
     def _enter_phase(self, phase: str) -> LearnerSettings:
         """Each phase has its own optimizer: Adam's moments do not carry over."""
@@ -193,7 +235,7 @@ class SingleDeviceLearner:
                 if phase == "warm_start"
                 else self._settings.optimizer
             )
-            self._optimizer = Optimizer(self.decoder.module.parameters(), settings)
+            self._optimizer = Optimizer(self.decoder.module.parameters(), settings, self._ranks)
             self._phase = phase
         if phase == "policy" and self._reference is None and self._make_reference is not None:
             self._reference = self._make_reference()
@@ -246,13 +288,18 @@ class SingleDeviceLearner:
             for name, value in batch_metrics.items():
                 sums[name] += value
             stats.append(batch_stats)
+        self._optimizer.complete_gradients()
+        sums = self._ranks.sum(sums)
+        stats = [part for parts in self._ranks.gather(stats) for part in parts]
         if self._settings.track_extra_gradient_metrics:
-            sums |= gradient_metrics(self.decoder.module.named_parameters())
+            named = self.decoder.module.named_parameters()
+            sums |= gradient_metrics(self._ranks.whole_gradients(named))
         sums["policy_lr"] = self._optimizer.lr
         self._is_within_update = True
         sums["grad_norm"] = self._optimizer.apply()
         merge(self.decoder.module)
-        return dict(sums), stats
+        self._on_update()
+        return sums, stats
 
     def _select(self, batches: Sequence[MicroBatch], select: Selector) -> list[Tensor | None]:
         """Run the selector on all tokens of the mini-batch, in the order of the samples."""
@@ -260,10 +307,17 @@ class SingleDeviceLearner:
         for batch in batches:
             with torch.no_grad():
                 parts.append(batch.loss_inputs(self._logprobs(self.decoder, batch)[0]))
-        whole, order_N = sort_by_sample(parts, [b.members for b in batches])
+        members = [batch.members for batch in batches]
+        every = self._ranks.gather((parts, members))
+        whole, order_N = sort_by_sample(
+            [part for parts, _ in every for part in parts],
+            [batch for _, batches in every for batch in batches],
+        )
         selected_N = torch.empty_like(order_N, dtype=torch.bool)
         selected_N[order_N] = select(whole)
-        return list(torch.split(selected_N, [len(b.action_N) for b in batches]))
+        sizes = [[len(part.tokens_T) for part in parts] for parts, _ in every]
+        own_N = torch.split(selected_N, [sum(of_rank) for of_rank in sizes])[self._ranks.rank]
+        return list(torch.split(own_N, [len(b.action_N) for b in batches]))
 
     def _forward_backward(
         self,
@@ -275,12 +329,17 @@ class SingleDeviceLearner:
     ) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Add the gradients of one micro-batch. Returns its share of each metric, and its `stats_T`."""
         logprobs_N, entropy_N = self._logprobs(self.decoder, batch)
-        output = policy_loss(batch.loss_inputs(logprobs_N, selected_N))
-        policy_loss_share = loss = (output.loss_T * batch.weights_N).sum()
-        metrics = {"policy_loss": policy_loss_share}
+        ref_logprobs_N: Tensor | None = None
         if self._settings.kl is not None and self._reference is not None:
             with torch.no_grad():
                 ref_logprobs_N, _ = self._logprobs(self._reference, batch)
+        if not batch.members:  # another rank has more micro-batches
+            (logprobs_N.sum() + entropy_N.sum()).backward()
+            return {}, {}
+        output = policy_loss(batch.loss_inputs(logprobs_N, selected_N))
+        policy_loss_share = loss = (output.loss_T * batch.weights_N).sum()
+        metrics = {"policy_loss": policy_loss_share}
+        if self._settings.kl is not None and ref_logprobs_N is not None:
             kl = (self._settings.kl(logprobs_N, ref_logprobs_N) * batch.kl_weights_N).sum()
             # The KL term (use_kl_loss) enters the loss here.
             loss = loss + self._settings.kl_loss_coef * kl
@@ -304,14 +363,14 @@ class SingleDeviceLearner:
 
     def _compute_logprobs(self, decoder: Decoder, samples: Sequence[Sample]) -> list[list[float]]:
         """The logprobs of the action tokens of each sample under `decoder`."""
-        rows: list[list[float]] = [[] for _ in samples]
+        rows: dict[int, list[float]] = {}
         for batch in self._pack(samples, [0.0] * len(samples)):
             with torch.no_grad():
                 logprobs_N, _ = self._logprobs(decoder, batch)
             parts = torch.split(logprobs_N, batch.lengths_B.tolist())
             for index, part_N in zip(batch.members, parts, strict=True):
                 rows[index] = part_N.tolist()
-        return rows
+        return join_rows(self._ranks.gather(rows), len(samples))
 
     def _pack(self, samples: Sequence[Sample], weights: Sequence[float]) -> list[MicroBatch]:
         return pack(
@@ -319,6 +378,7 @@ class SingleDeviceLearner:
             weights,
             max_tokens=self._settings.max_tokens_per_microbatch,
             device=self.decoder.device,
+            ranks=self._ranks,
         )
 
     def _logprobs(self, decoder: Decoder, batch: MicroBatch) -> tuple[Tensor, Tensor]:

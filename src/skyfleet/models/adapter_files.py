@@ -25,10 +25,16 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def save_adapters(module: nn.Module, folder: Path) -> None:
     """Write `folder` for `PeftModel.from_pretrained`; nothing if the module has no adapters."""
     layers = adapters(module)
+    tensors = {key: tensor.detach().cpu() for key, tensor in list_adapters(layers).items()}
+    write_adapters(module, tensors, folder)
+
+
+def write_adapters(module: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """As `save_adapters`, of whole tensors by PEFT's names, where `module` has parts of them."""
+    layers = adapters(module)
     if not layers:
         return
     folder.mkdir()
-    tensors = {key: tensor.detach().cpu() for key, tensor in _tensors(layers).items()}
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     first = next(iter(layers.values()))
     described = {
@@ -53,20 +59,14 @@ def load_adapters(module: nn.Module, folder: Path) -> None:
     `module` must hold the base weights that the adapters were trained on. The merged weights in the
     same folder are compared to verify that.
     """
-    path = folder / FOLDER / _WEIGHTS
-    if not path.is_file():
-        raise ModelError(
-            f"{folder} has no LoRA adapters ({FOLDER}/{_WEIGHTS} is missing), but "
-            "trainer.policy.model.lora.rank is not 0; resume with rank=0, as it was saved"
-        )
-    _check_settings(module, folder / FOLDER / _CONFIG)
-    saved, own = load_file(path), _tensors(adapters(module))
+    saved = read_adapters(module, folder)
+    own = list_adapters(adapters(module))
     mismatched = sorted(
         {n for n in own if n not in saved or own[n].shape != saved[n].shape} | saved.keys() - own
     )
     if mismatched:
         raise ModelError(
-            f"the adapters in {path} do not match trainer.policy.model.lora "
+            f"the adapters in {folder / FOLDER / _WEIGHTS} do not match trainer.policy.model.lora "
             f"(first mismatch: {mismatched[0]}); use the settings they were trained with"
         )
     with torch.no_grad():
@@ -74,6 +74,18 @@ def load_adapters(module: nn.Module, folder: Path) -> None:
             parameter.copy_(saved[name])
     merge(module)
     _check_merged(module, folder)
+
+
+def read_adapters(module: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """The whole adapters in a model folder by PEFT's names; `module` may have parts of them."""
+    path = folder / FOLDER / _WEIGHTS
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no LoRA adapters ({FOLDER}/{_WEIGHTS} is missing), but "
+            "trainer.policy.model.lora.rank is not 0; resume with rank=0, as it was saved"
+        )
+    _check_settings(module, folder / FOLDER / _CONFIG)
+    return load_file(path)
 
 
 def reject_adapter_checkpoint(folder: Path) -> None:
@@ -135,7 +147,7 @@ def _nearly_equal(one: Tensor, other: Tensor, base: Tensor) -> bool:
     return bool(((one.float() - other.float()).abs() <= steps + in_float32).all())
 
 
-def _tensors(layers: dict[str, LoraLinear]) -> dict[str, nn.Parameter]:
+def list_adapters(layers: dict[str, LoraLinear]) -> dict[str, nn.Parameter]:
     """Adapter parameters by PEFT's names."""
     return {
         f"base_model.model.{name}.{part}.weight": getattr(layer, part)

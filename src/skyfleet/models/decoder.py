@@ -9,8 +9,8 @@ compare the bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from skyfleet.errors import ModelError
 from skyfleet.models.fused.flash_attention import HEAD_DIMS
 from skyfleet.models.fused.layers import FusedLayer
 from skyfleet.models.fused.ops import add_norm, matmul
+from skyfleet.models.sequence_parallel import SequenceParallel
+from skyfleet.models.tensor_parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +36,19 @@ class AttentionFn(Protocol):
         ...
 
 
+T = TypeVar("T")
+LayerFn = Callable[..., Any]
+
+
 class Decoder:
     has_plain_head = True
     """Logits are the plain matmul with `head_weight`."""
+    sharded: Callable[[Callable[[], Any]], Any] | None = None
+    """Of a decoder whose weights are divided among ranks: gathers them around a pass."""
+    placement: tuple[torch.device, torch.dtype] | None = None
+    """Of a sharded decoder: where and in which type a pass computes."""
+    sequence: SequenceParallel | None = None
+    tensor: TensorParallel | None = None
 
     def __init__(self, module: nn.Module, *, max_positions: int, fused: bool | None = None) -> None:
         """`fused` runs the layers on our own kernels.
@@ -77,6 +89,17 @@ class Decoder:
             max_positions, torch.float32 if is_fused else self.dtype
         )
         self._fused = self.fuse() if is_fused else None
+        self.layer_fns: list[LayerFn] = [
+            self.run_fused_layer if is_fused else self.run_layer for _ in self.layers
+        ]
+        """One per layer; a sharded decoder replaces them by modules that gather the weights."""
+
+    def call(self, run: Callable[[], T]) -> T:
+        """Run a pass that reads weights; everything that reads them is inside one."""
+        if self.sharded is None:
+            return run()
+        result: T = self.sharded(run)
+        return result
 
     @property
     def is_fused(self) -> bool:
@@ -84,11 +107,11 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        return self._head.weight.device
+        return self.placement[0] if self.placement else self._head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._head.weight.dtype
+        return self.placement[1] if self.placement else self._head.weight.dtype
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -116,23 +139,49 @@ class Decoder:
 
         `recompute` keeps only the input of each layer (activation checkpointing).
         """
+        n_rows = len(token_ids_T)
+        if self.sequence is not None:
+            token_ids_T = self.sequence.keep(token_ids_T)
+            positions_T = self.sequence.keep(positions_T)
+            attend = self.sequence.wrap(attend, n_rows)
         delta_TE = self._body.embed_tokens(token_ids_T)
         if self._fused is not None:
-            return self._fused_hidden(self._fused, delta_TE, positions_T, attend, recompute)
-        x_TE = delta_TE
+            x_TE = self._fused_hidden(delta_TE, positions_T, attend, recompute)
+        else:
+            x_TE = self._plain_hidden(delta_TE, positions_T, attend, recompute)
+        return x_TE if self.sequence is None else self.sequence.gather(x_TE, n_rows)
+
+    def _plain_hidden(
+        self, x_TE: Tensor, positions_T: Tensor, attend: AttentionFn, recompute: bool
+    ) -> Tensor:
         cos_T1D = self.cos_PD[positions_T].unsqueeze(1)
         sin_T1D = self.sin_PD[positions_T].unsqueeze(1)
-
-        def run(index: int, x_TE: Tensor) -> Tensor:
-            layer = self.layers[index]
-            x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
-            return x_TE + self._mlp(layer, x_TE)
-
-        for index in range(self.n_layers):
-            x_TE = (
-                checkpoint(run, index, x_TE, use_reentrant=False) if recompute else run(index, x_TE)
-            )
+        for index, run in enumerate(self.layer_fns):
+            x_TE = run(index, x_TE, cos_T1D, sin_T1D, attend, recompute)
         return self._norm(x_TE, self.norm_weight)
+
+    def run_layer(
+        self,
+        index: int,
+        x_TE: Tensor,
+        cos_T1D: Tensor,
+        sin_T1D: Tensor,
+        attend: AttentionFn,
+        recompute: bool,
+    ) -> Tensor:
+        if recompute:
+            arguments = (index, x_TE, cos_T1D, sin_T1D, attend, False)
+            out_TE: Tensor = checkpoint(self.run_layer, *arguments, use_reentrant=False)
+            return out_TE
+        layer = self.layers[index]
+        x_TE = x_TE + self._attention(layer, index, x_TE, cos_T1D, sin_T1D, attend)
+        return x_TE + self._mlp(layer, x_TE)
+
+    def use_fused_layers(self) -> None:
+        """Of a sharded decoder, which makes its fused layers anew in each pass."""
+        if self._fused is None:
+            self.cos_PD, self.sin_PD = self._rotary_tables(len(self.cos_PD), torch.float32)
+            self._fused = []
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Float32 logits over the vocabulary [N, V]; with fused layers, without a gradient."""
@@ -156,34 +205,48 @@ class Decoder:
             for layer in self.layers
         ]
 
-    def _fused_hidden(
+    def run_fused_layer(
+        self, index: int, x_TE: Tensor | None, delta_TE: Tensor, *arguments: Any, recompute: bool
+    ) -> tuple[Tensor, Tensor]:
+        assert self._fused is not None
+        layer = self._fused[index]
+        return self.compute_fused(layer, index, x_TE, delta_TE, *arguments, recompute=recompute)
+
+    def compute_fused(
         self,
-        layers: Sequence[FusedLayer],
+        layer: FusedLayer,
+        index: int,
+        x_TE: Tensor | None,
         delta_TE: Tensor,
         positions_T: Tensor,
         attend: AttentionFn,
+        *,
         recompute: bool,
+    ) -> tuple[Tensor, Tensor]:
+        arguments = ((self.cos_PD, self.sin_PD), positions_T, attend)
+        if not recompute:
+            return layer(index, x_TE, delta_TE, *arguments)
+        # Keep the sum, which takes two thirds of the memory of both.
+        sum_TE = delta_TE if x_TE is None else x_TE + delta_TE
+        both: tuple[Tensor, Tensor] = checkpoint(
+            layer, index, None, sum_TE, *arguments, save_memory=True, use_reentrant=False
+        )
+        return both
+
+    def _fused_hidden(
+        self, delta_TE: Tensor, positions_T: Tensor, attend: AttentionFn, recompute: bool
     ) -> Tensor:
-        tables = self.cos_PD, self.sin_PD
         x_TE: Tensor | None = None
-        for index, layer in enumerate(layers):
-            arguments = (tables, positions_T, attend)
-            if recompute:
-                # Keep the sum, which takes two thirds of the memory of both.
-                sum_TE = delta_TE if x_TE is None else x_TE + delta_TE
-                x_TE, delta_TE = checkpoint(
-                    layer, index, None, sum_TE, *arguments, save_memory=True, use_reentrant=False
-                )
-            else:
-                x_TE, delta_TE = layer(index, x_TE, delta_TE, *arguments)
+        for index, run in enumerate(self.layer_fns):
+            x_TE, delta_TE = run(index, x_TE, delta_TE, positions_T, attend, recompute=recompute)
         return add_norm(x_TE, delta_TE, self.norm_weight, self.eps)[1]
 
     def _attention(
         self, layer: Any, index: int, x_TE: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn
     ) -> Tensor:
         block = layer.self_attn
-        y_TE = self._norm(x_TE, layer.input_layernorm.weight)
-        heads = (len(x_TE), -1, self.head_dim)
+        y_TE = self._spread(self._norm(x_TE, layer.input_layernorm.weight))
+        heads = len(x_TE), -1, self.head_dim
         q_THD = _project(block.q_proj, y_TE).view(heads)
         k_TKD = _project(block.k_proj, y_TE).view(heads)
         v_TKD = _project(block.v_proj, y_TE).view(heads)
@@ -192,13 +255,19 @@ class Decoder:
             k_TKD = self._norm(k_TKD, block.k_norm.weight)
         q_THD, k_TKD = _rotate(q_THD, cos, sin), _rotate(k_TKD, cos, sin)
         out_THD = attend(index, q_THD, k_TKD, v_TKD)
-        return _project(block.o_proj, out_THD.reshape(len(x_TE), -1))
+        return self._join(_project(block.o_proj, out_THD.reshape(len(x_TE), -1)))
 
     def _mlp(self, layer: Any, x_TE: Tensor) -> Tensor:
         block = layer.mlp
-        y_TE = self._norm(x_TE, layer.post_attention_layernorm.weight)
+        y_TE = self._spread(self._norm(x_TE, layer.post_attention_layernorm.weight))
         gated = silu(_project(block.gate_proj, y_TE)) * _project(block.up_proj, y_TE)
-        return _project(block.down_proj, gated)
+        return self._join(_project(block.down_proj, gated))
+
+    def _spread(self, x_TE: Tensor) -> Tensor:
+        return x_TE if self.tensor is None else self.tensor.spread(x_TE)
+
+    def _join(self, x_TE: Tensor) -> Tensor:
+        return x_TE if self.tensor is None else self.tensor.join(x_TE)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, (x.shape[-1],), weight, self.eps)

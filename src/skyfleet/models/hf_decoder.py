@@ -54,7 +54,9 @@ class HFDecoder(Decoder):
         module.eval()  # the engine samples without dropout
         self.n_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
-        self._layers = [m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self._layers: list[nn.Module] = [
+            m for m in module.modules() if isinstance(m, GradientCheckpointingLayer)
+        ]
         if self._layers:
             self._model.gradient_checkpointing_enable()
         self._top: Any = copy.copy(module)
@@ -84,6 +86,11 @@ class HFDecoder(Decoder):
     ) -> Tensor:
         for layer in self._layers:
             layer.training = recompute  # transformers checkpoints layers in training mode only
+        n_rows = len(token_ids_T)
+        if self.sequence is not None:
+            token_ids_T = self.sequence.keep(token_ids_T)
+            positions_T = self.sequence.keep(positions_T)
+            attend = self.sequence.wrap(attend, n_rows)
         out = self._model.base_model(
             input_ids=token_ids_T.unsqueeze(0),
             position_ids=positions_T.unsqueeze(0),
@@ -91,7 +98,12 @@ class HFDecoder(Decoder):
             attend=attend,
         )
         hidden_TE: Tensor = out.last_hidden_state[0]
-        return hidden_TE
+        return hidden_TE if self.sequence is None else self.sequence.gather(hidden_TE, n_rows)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers, each of which transformers calls as a module."""
+        return self._layers
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits of the model's own head, including any scaling or capping."""

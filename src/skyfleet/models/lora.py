@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 
 from skyfleet.config.policy import Lora
@@ -35,6 +36,10 @@ class LoraLinear(nn.Linear):
     lora_B: nn.Parameter
     rank: int
     alpha: int
+    n_columns: int = 0
+    """Of the whole layer, if this is a part of it that begins at these indices."""
+    first_row: int = 0
+    first_column: int = 0
 
     @property
     def scale(self) -> float:
@@ -44,27 +49,48 @@ class LoraLinear(nn.Linear):
         return attach_lora_gradients(linear(input, self.weight, self.bias), input, [self])
 
     def merged(self) -> Tensor:
-        """Compute the merged weight: summed in float32, rounded once."""
-        if self.weight.dtype == torch.float32:
-            return torch.addmm(self.base, self.lora_B, self.lora_A, alpha=self.scale)
-        merged_OI = torch.empty_like(self.base)
-        for first in range(0, self.out_features, rows := max(1, _MERGE_CHUNK // self.in_features)):
+        """Compute the merged weight: summed in float32, rounded once. Of a shard, this rank's part."""
+        if isinstance(self.base, DTensor):
+            return self._merge(*_local_parts(self))
+        return self._merge(self.base, self.lora_A, self.lora_B, 0)
+
+    def _merge(self, base_OI: Tensor, a_RI: Tensor, b_OR: Tensor, first_row: int) -> Tensor:
+        if base_OI.dtype == torch.float32:
+            return torch.addmm(base_OI, b_OR, a_RI, alpha=self.scale)
+        merged_OI = torch.empty_like(base_OI)
+        n_columns = self.n_columns or self.in_features
+        for first in range(0, len(base_OI), rows := max(1, _MERGE_CHUNK // self.in_features)):
             here = slice(first, first + rows)
-            total_RI = torch.addmm(
-                self.base[here].float(), self.lora_B[here], self.lora_A, alpha=self.scale
-            )
-            total_RI += rounding_offsets(self.base[here], first * self.in_features)
+            total_RI = torch.addmm(base_OI[here].float(), b_OR[here], a_RI, alpha=self.scale)
+            first_index = (self.first_row + first_row + first) * n_columns + self.first_column
+            total_RI += rounding_offsets(base_OI[here], first_index, n_columns)
             merged_OI[here] = total_RI
         return merged_OI
 
 
-def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
+def _local_parts(layer: LoraLinear) -> tuple[Tensor, Tensor, Tensor, int]:
+    """This rank's rows of the base and of B, the whole A, and the index of the first row."""
+    base, a, b = layer.base, layer.lora_A, layer.lora_B
+    assert isinstance(base, DTensor)
+    assert isinstance(a, DTensor)
+    assert isinstance(b, DTensor)
+    n_ranks, rank = base.device_mesh.size(-1), base.device_mesh.get_local_rank(-1)
+    a_RI, b_OR = (
+        a.full_tensor(),
+        b.to_local(),
+    )  # those of a policy on the CPU are gathered on its device
+    rows = math.ceil(base.shape[0] / n_ranks)
+    return base.to_local(), a_RI.to(b_OR.device), b_OR, rank * rows
+
+
+def rounding_offsets(base_OI: Tensor, first_index: int = 0, n_columns: int | None = None) -> Tensor:
     """An offset per weight, below half a step of its precision, that is added before rounding
     (dithering).
 
     A base weight is exactly representable, so plain rounding would lose most small updates for many
     optimiser steps. With a different offset per weight, as many weights move as are needed to be
-    right on average. Where the update is zero, no weight moves.
+    right on average. Where the update is zero, no weight moves. `first_index` is that of the first
+    weight in a matrix of `n_columns`, of which a rank may hold a part.
     """
     mantissa_OI, exponent_OI = torch.frexp(base_OI.float())
     # The step above a weight; below a power of two it is half as wide, and at 0 there is none.
@@ -72,7 +98,11 @@ def rounding_offsets(base_OI: Tensor, first_index: int = 0) -> Tensor:
     step_OI = torch.ldexp(half, exponent_OI)
     step_OI = torch.where(mantissa_OI.abs() == 0.5, step_OI / 2, step_OI) * (base_OI != 0)
     # Multiples of the golden ratio are spread evenly, and are the same on every device.
-    index_OI = first_index + torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
+    index_OI = torch.arange(base_OI.numel(), device=base_OI.device).view_as(base_OI)
+    if n_columns is not None and n_columns != base_OI.shape[-1]:
+        skipped = n_columns - base_OI.shape[-1]
+        index_OI = index_OI + skipped * torch.arange(len(base_OI), device=base_OI.device)[:, None]
+    index_OI = first_index + index_OI
     spread_OI = (index_OI * 2_654_435_769 % 2**32).float() / 2**32
     # Slightly below one half, to which the sum in float32 could be rounded.
     return 0.999 * step_OI * (spread_OI - 0.5)
@@ -100,7 +130,8 @@ def adapters(module: nn.Module) -> dict[str, LoraLinear]:
 def merge(module: nn.Module) -> None:
     """Rewrite the merged weights in place after A and B have changed."""
     for layer in adapters(module).values():
-        layer.weight.copy_(layer.merged())
+        weight = layer.weight
+        (weight.to_local() if isinstance(weight, DTensor) else weight).copy_(layer.merged())
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 from skyfleet.chat.message import Message
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step, open_env_until
@@ -334,6 +335,21 @@ def _continue(conversation: Conversation, step: Step) -> None:
         conversation.restart(step.opening)
 
 
+class EpisodeRunner(Protocol):
+    """Runs one episode as `run_episode` does, maybe in another process."""
+
+    def __call__(
+        self,
+        task: Task,
+        open_env: EnvFactory,
+        policy: AgentFactory,
+        limits: Limits,
+        *,
+        sample: int = 0,
+        spans: EpisodeSpans | None = None,
+    ) -> Awaitable[Trajectory]: ...
+
+
 async def collect(
     tasks: Sequence[Task],
     open_env: EnvFactory,
@@ -346,11 +362,12 @@ async def collect(
     recorded: Mapping[tuple[str, int], Trajectory] | None = None,
     tracer: RolloutTracer | None = None,
     semaphore: asyncio.Semaphore | None = None,
+    run: EpisodeRunner = run_episode,
 ) -> list[Group]:
     """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt.
 
     Attempts in `recorded`, by task key and sample, are taken from there instead. A `semaphore` of
-    `max_concurrent` bounds the episodes of several calls together.
+    `max_concurrent` bounds the episodes of several calls together. `run` runs each of them.
     """
     semaphore = semaphore or asyncio.Semaphore(max_concurrent)
 
@@ -361,9 +378,7 @@ async def collect(
         async with semaphore:
             if spans is not None:
                 spans.end_queue()
-            trajectory = await run_episode(
-                task, open_env, policy, limits, sample=sample, spans=spans
-            )
+            trajectory = await run(task, open_env, policy, limits, sample=sample, spans=spans)
         if tracer is not None and spans is not None:
             tracer.export(spans, trajectory)
         on_finished(trajectory)

@@ -12,11 +12,11 @@ from skyfleet.algorithms.registry import get_estimator, get_policy_loss
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.factory import has_exact_logprobs
-from skyfleet.learner.single_device import SingleDeviceLearner
+from skyfleet.learner.learner import Learner
+from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.models.decoder import Decoder
 from skyfleet.rollouts.episode import Limits
 from skyfleet.sentinels.checker import InvariantChecker, OnWarning
-from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import build_modes
 from skyfleet.sentinels.stages import Invariants
@@ -30,7 +30,7 @@ def build_checker(
     config: RunConfig,
     decoder: Decoder,
     engines: Sequence[Engine],
-    learner: SingleDeviceLearner,
+    learner: Learner,
     limits: Limits,
     *,
     envs: Collection[str],

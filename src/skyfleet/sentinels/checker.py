@@ -18,9 +18,9 @@ from skyfleet.config.trainer import Mode
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import healthy
 from skyfleet.learner.learner import Learner, StepReport
+from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.sentinels.finding import Finding, Sentinel
 from skyfleet.sentinels.fingerprint import find_weights, fingerprint
-from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.sentinels.registry import SENTINELS
 from skyfleet.sentinels.stages import (

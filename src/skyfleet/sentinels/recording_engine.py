@@ -70,6 +70,11 @@ class RecordingEngine:
             self._completions[session].append(recorded)
         return completion
 
+    def forget(self, session: str, n_completions: int) -> None:
+        """The last completions of a session are in no episode: it is played again from the start."""
+        if n_completions:
+            del self._completions[session][-n_completions:]
+
     async def release(self, session: str) -> None:
         await self._engine.release(session)
 

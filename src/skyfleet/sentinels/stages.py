@@ -13,8 +13,8 @@ from skyfleet.algorithms.sample import Sample
 from skyfleet.engines.engine import Engine
 from skyfleet.learner.batching import mini_batches
 from skyfleet.learner.learner import Learner, StepReport
+from skyfleet.learner.loss_recorder import LossRecord
 from skyfleet.rollouts.episode import Limits
-from skyfleet.sentinels.loss_recorder import LossRecord
 from skyfleet.sentinels.recording_engine import RecordedTranscript
 from skyfleet.trajectories.trajectory import Group, Trajectory
 

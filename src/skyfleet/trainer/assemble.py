@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,10 +19,13 @@ from skyfleet.algorithms.validation import correct_stale_samples
 from skyfleet.checkpoints.checkpoint import (
     Checkpoint,
     JsonPart,
+    Saveable,
     checkpoint_folder,
     read_checkpoint,
 )
 from skyfleet.checkpoints.resume import load_checkpoint, verify_part
+from skyfleet.cluster.cluster import Cluster, check_cluster, open_cluster
+from skyfleet.cluster.engine_sync import GuardedLearner
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
@@ -31,17 +35,18 @@ from skyfleet.envs.grading_code import GradingCode
 from skyfleet.envs.registry import check_task_classes, env_factory, find_run_code
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import CheckpointError
-from skyfleet.learner.critic import Critic
 from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
 from skyfleet.learner.learner import Learner
-from skyfleet.learner.policy_model import PolicyModel
+from skyfleet.learner.loss_recorder import LossRecorder
+from skyfleet.learner.policy_model import PolicyModel, choose_device
+from skyfleet.learner.sharded import ShardedLearner
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.models.loading import LoadedModel
 from skyfleet.rollouts.conversation import AgentFactory
+from skyfleet.rollouts.episode import run_episode
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.sentinels.loss_recorder import LossRecorder
 from skyfleet.sentinels.recording_engine import RecordingEngine
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
@@ -73,9 +78,10 @@ from skyfleet.trainer.rollouts import RolloutCollector
 from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
 from skyfleet.trainer.run_identity import check_code, hash_eval_sets, is_own_checkpoint
 from skyfleet.trainer.sft import collect_demonstrations
+from skyfleet.trainer.sharded_run import build_sharded_learner, check_ranks
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
 from skyfleet.trainer.trackers import build_trackers
-from skyfleet.weight_sync.sync import build_weight_sync
+from skyfleet.weight_sync.sync import build_weight_sync, has_own_weights
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +141,6 @@ async def assemble(
         config, tasks.train, open_env, policy_folder=weights_folder, model=given.model
     )
     tasks = drop_long_prompts(config, tasks, policy_model.renderer)
-    # Before an engine starts, because the reference may not load.
-    learning = _build_learning(
-        config, policy_model, state, tasks.schedule.total_steps, memory_plan=fitted.describe()
-    )
     warm = state.warm_start_step >= tasks.schedule.warm_start_steps
     demonstrations = (
         []
@@ -147,8 +149,21 @@ async def assemble(
     )
     if _starts_vllm(config):
         on_progress("starting vLLM")
-    has_copy = _engine_has_copy(config)
+    is_sharded = config.trainer.strategy == "fsdp"
     async with AsyncExitStack() as opened:
+        cluster = await _open_cluster(config, open_env, given, opened, on_progress)
+        has_copy = cluster is None and has_own_weights(config) and not is_sharded
+        # Before an engine starts, because the reference may not load.
+        learning = await _build_learning(
+            config,
+            policy_model,
+            state,
+            tasks.schedule.total_steps,
+            cluster,
+            weights_folder=weights_folder,
+            opened=opened,
+            memory_plan=fitted.describe(),
+        )
         policy_client = await opened.enter_async_context(
             open_policy_client(
                 config,
@@ -157,6 +172,9 @@ async def assemble(
                 learns=True,
                 learner_bytes=fitted.learner_bytes,
                 memory_plan=fitted.describe(),
+                actors=cluster.make_engine_starter(config, policy_model, learning.learner)
+                if cluster
+                else None,
             )
         )
         if checkpoint:
@@ -175,10 +193,13 @@ async def assemble(
             policy_model,
             learning,
             policy_client,
-            await _connect_inference(config, policy_model, policy_client, learning, on_progress),
+            await _connect_inference(
+                config, policy_model, policy_client, learning, cluster, on_progress
+            ),
             given.callbacks,
             Journal.from_config(config, state.run_id, checkpoint),
             grading_code,
+            cluster,
             resume_step=state.logged_step if checkpoint else None,
             given_paths=given_paths or {},
         )
@@ -191,19 +212,44 @@ async def assemble(
 def _check_config(config: RunConfig, given: GivenObjects) -> EnvFactory:
     """Everything that can be checked before tasks are generated, which can take minutes."""
     check_trainable(config)
+    if not config.trainer.placement.use_ray:
+        check_ranks(config)
     for sentence in find_training_warnings(config):
         logger.warning("%s", sentence)
     open_env = given.open_env or env_factory(config)
     check_references(config, model_is_given=given.model is not None)
     build_policy_loss(config.trainer.algorithm)
-    if _starts_vllm(config):
+    if config.trainer.placement.use_ray:
+        check_cluster(config, uses_gpus=_uses_gpus(config))
+    elif _starts_vllm(config):
         check_gpus(config, learns=True)
     return open_env
 
 
-def _engine_has_copy(config: RunConfig) -> bool:
-    """Whether an engine in this process samples while the learner changes its weights."""
-    return config.trainer.fully_async.enabled and config.generator.backend == "embedded"
+def _uses_gpus(config: RunConfig) -> bool:
+    return choose_device(config.trainer.device).type == "cuda"
+
+
+async def _open_cluster(
+    config: RunConfig,
+    open_env: EnvFactory,
+    given: GivenObjects,
+    opened: AsyncExitStack,
+    on_progress: OnProgress,
+) -> Cluster | None:
+    """Ray's actors, closed with `opened`; None without `trainer.placement.use_ray`."""
+    if not config.trainer.placement.use_ray:
+        return None
+    on_progress("starting Ray")
+    return await opened.enter_async_context(
+        open_cluster(
+            config,
+            check_cluster(config, uses_gpus=_uses_gpus(config)),
+            open_env,
+            env_is_given=given.open_env is not None,
+            on_progress=on_progress,
+        )
+    )
 
 
 def _starts_vllm(config: RunConfig) -> bool:
@@ -224,17 +270,23 @@ async def _connect_inference(
     policy_model: PolicyModel,
     policy_client: PolicyClient,
     learning: _Learning,
+    cluster: Cluster | None,
     on_progress: OnProgress,
 ) -> Inference:
+    actors = None if cluster is None else cluster.actors
     inference = Inference(
         engines=policy_client.engines,
-        sync=build_weight_sync(config, policy_model.loaded.module, policy_client.engine),
+        sync=build_weight_sync(
+            config, policy_model.loaded.module, policy_client.engine, learning.learner
+        )
+        if actors is None
+        else actors.make_sync(learning.learner, policy_client.engine),
         offload=build_engine_offload(config, policy_client.engine),
     )
     if config.generator.is_remote:
         # Remote servers hold other weights: their own, or those of an earlier run.
         on_progress("pushing the policy to the servers")
-    if config.generator.is_remote or _engine_has_copy(config):
+    if config.generator.is_remote or has_own_weights(config) or actors is not None:
         await inference.push(learning.learner)
     return inference
 
@@ -242,25 +294,44 @@ async def _connect_inference(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Learning:
     state: TrainerState
-    learner: SingleDeviceLearner
-    critic: Critic | None
+    learner: SingleDeviceLearner | ShardedLearner
+    critic: Saveable | None
     losses: LossRecorder
 
 
-def _build_learning(
+async def _build_learning(
     config: RunConfig,
     policy_model: PolicyModel,
     state: TrainerState,
     total_steps: int,
+    cluster: Cluster | None,
     *,
+    weights_folder: Path | None,
+    opened: AsyncExitStack,
     memory_plan: str,
 ) -> _Learning:
     checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
+
+    def find_reference() -> Path:
+        return _find_reference(checkpoint_folder(checkpoints, state.reference_step))
+
+    if config.trainer.strategy == "fsdp":
+        sharded, sharded_critic = await build_sharded_learner(
+            config,
+            policy_model,
+            find_reference,
+            open_group=None if cluster is None else partial(cluster.open_ranks, config),
+            weights_folder=weights_folder,
+            total_steps=total_steps,
+            losses=losses,
+            opened=opened,
+        )
+        return _Learning(state=state, learner=sharded, critic=sharded_critic, losses=losses)
     critic = build_critic(config, policy_model, total_steps=total_steps)
     learner = build_learner(
         config,
         policy_model,
-        lambda: _find_reference(checkpoint_folder(checkpoints, state.reference_step)),
+        find_reference,
         total_steps=total_steps,
         critic=critic,
         wrap_settings=losses.wrap_settings,
@@ -290,6 +361,7 @@ def _build_run(
     callbacks: Callbacks,
     journal: Journal,
     grading_code: GradingCode | None,
+    cluster: Cluster | None,
     *,
     resume_step: int | None,
     given_paths: Mapping[str, Any],
@@ -310,7 +382,8 @@ def _build_run(
         on_warning=alerts.report_warning,
     )
     filter_groups, estimator = build_filter(config), build_estimator(config)
-    exports = Exports.from_config(config, policy_model)
+    sharded = learning.learner if isinstance(learning.learner, ShardedLearner) else None
+    exports = Exports.from_config(config, policy_model, None if sharded is None else sharded.export)
     # Trackers are built last: they are the first to write to the run directory.
     trackers = build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
     console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
@@ -320,6 +393,7 @@ def _build_run(
             console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
+    runner = run_episode if cluster is None else cluster.run_episode
     rollouts = RolloutCollector(
         sampler=tasks.sampler,
         open_env=open_env,
@@ -329,17 +403,21 @@ def _build_run(
         max_concurrent=generator.max_num_seqs,
         filter_groups=filter_groups,
         tracer=tracer,
+        run=runner,
     )
     learner: Learner = learning.learner
     rules, group_rollouts, eval_prefix = trainer.fully_async, None, ""
     if rules.enabled:
-        learner = ThreadedLearner(learning.learner)
+        if isinstance(learning.learner, SingleDeviceLearner):
+            learner = ThreadedLearner(learning.learner)
         group_rollouts = _build_group_rollouts(
             config, tasks, learning.state, rollouts, journal, policy_client.engine
         )
         journal = group_rollouts.journal
         # Only then training episodes are played during an evaluation.
         eval_prefix = "eval/" if rules.max_staleness_steps else ""
+    if cluster is not None and cluster.actors is not None:
+        learner = GuardedLearner(learner, cluster.actors.weights)
     return Run(
         folder=Path(trainer.run_path),
         checkpoints=Path(trainer.ckpt_path),
@@ -363,6 +441,7 @@ def _build_run(
             verify=inference.verify,
             callbacks=callbacks,
             tracer=tracer,
+            run=runner,
         ),
         checker=checker,
         log=StepLog(*trackers),

@@ -24,7 +24,7 @@ from skyfleet.evaluation.report import (
 )
 from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import Limits
+from skyfleet.rollouts.episode import EpisodeRunner, Limits, run_episode
 from skyfleet.sentinels.registry import build_modes
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
@@ -61,6 +61,7 @@ class Evaluator:
     callbacks: Callbacks
     dump: Dump | None = None
     tracer: RolloutTracer | None = None
+    run: EpisodeRunner = run_episode
     baselines: dict[str, Mapping[str, Baseline]] = field(default_factory=dict)
     """By set; measured once, at the set's first evaluation."""
     graded_sets: GradedSets = field(default_factory=GradedSets)
@@ -79,6 +80,7 @@ class Evaluator:
         verify: Callable[[], Awaitable[None]],
         callbacks: Callbacks,
         tracer: RolloutTracer | None = None,
+        run: EpisodeRunner = run_episode,
     ) -> Evaluator:
         trainer, generator = config.trainer, config.generator
         sampling = build_sampling_params(generator.eval_sampling_params, seed=trainer.seed)
@@ -110,6 +112,7 @@ class Evaluator:
                 stops=build_modes(trainer.sentinels)["nothing_graded"] == "stop"
             ),
             tracer=tracer,
+            run=run,
             dump=_build_dump(config, policy_client) if trainer.dump_eval_results else None,
         )
 
@@ -148,6 +151,7 @@ class Evaluator:
                 grading_code=self.grading_code,
                 on_finished=store,
                 tracer=self.tracer and self.tracer.bind(set=name, step=step),
+                run=self.run,
             )
         await self.verify()
         if ungraded := describe_ungraded(groups):
@@ -179,6 +183,7 @@ class Evaluator:
                 self.open_env,
                 self.limits,
                 max_concurrent=self.max_concurrent,
+                run=self.run,
             )
             for sentence in baseline_faults(self.baselines[name]):
                 self.console.note(f"{name}: {sentence}")

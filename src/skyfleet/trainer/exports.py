@@ -27,11 +27,17 @@ class Exports:
     training_trajectories: bool = False
 
     @classmethod
-    def from_config(cls, config: RunConfig, policy_model: PolicyModel) -> Exports:
+    def from_config(
+        cls,
+        config: RunConfig,
+        policy_model: PolicyModel,
+        save_policy: Callable[[Path], None] | None = None,
+    ) -> Exports:
+        """`save_policy` is that of a learner in other processes; None if `policy_model` is trained."""
         trainer = config.trainer
         return cls(
             folder=Path(trainer.export_path),
-            save_policy=partial(save_model, policy_model.loaded),
+            save_policy=save_policy or partial(save_model, policy_model.loaded),
             text=policy_model.renderer.text,
             data_batch=trainer.dump_data_batch,
             training_trajectories=trainer.dump_training_trajectories,

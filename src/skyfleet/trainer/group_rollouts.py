@@ -185,6 +185,7 @@ class GroupRollouts:
             recorded={(task.key, sample): episode for sample, episode in group.episodes.items()},
             tracer=collector.tracer and collector.tracer.bind(set="train", step=self.step),
             semaphore=self._semaphore,
+            run=collector.run,
         )
         self._finish(group)
 

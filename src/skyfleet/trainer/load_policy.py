@@ -10,10 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.renderers import make_renderer
-from skyfleet.chat.template import load_template
-from skyfleet.config.generator import Generator as GeneratorConfig
+from skyfleet.chat.renderers import build_renderer, make_renderer
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import EnvFactory
 from skyfleet.errors import ConfigError
@@ -79,17 +76,6 @@ async def load_policy_model(
         loaded=loaded,
         decoder=make_decoder(loaded.module, max_positions=config.max_episode_tokens),
         renderer=build_renderer(config.generator, loaded.tokenizer),
-    )
-
-
-def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
-    template = generator.chat_template
-    return make_renderer(
-        tokenizer,
-        chat_template=load_template(template.source, template.name_or_path),
-        chat_template_kwargs=generator.chat_template_kwargs,
-        tool_call_parser=generator.tool_call_parser,
-        close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
     )
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from skyfleet.chat.renderer import Renderer
-from skyfleet.chat.tokenizer import encode_text
+from skyfleet.chat.renderers import build_renderer
 from skyfleet.config.generator import Generator
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import uses_native_tool_calling
 from skyfleet.config.warnings import warn_native_tool_calling
-from skyfleet.engines.chat_engine import ChatEngine, RenderedChat
+from skyfleet.engines.chat_engine import ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.engine_pool import ChatEnginePool, EnginePool
 from skyfleet.engines.factory import (
@@ -28,25 +27,23 @@ from skyfleet.engines.factory import (
 )
 from skyfleet.engines.openai_engine import OpenAIEngine
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.envs.env import EnvFactory, Observation
+from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
 from skyfleet.errors import ConfigError
 from skyfleet.learner.policy_model import PolicyModel, rope_overrides
 from skyfleet.models.loading import LoadedModel, load_tokenizer, read_vocab_size, save_model
 from skyfleet.models.rope import has_rope_scaling
-from skyfleet.rollouts.conversation import (
-    AgentFactory,
-    ContextStatus,
-    Conversation,
-    TokenConversation,
-)
-from skyfleet.rollouts.native_tool_calling import NativeToolConversation
-from skyfleet.rollouts.one_message import OneMessageConversation
+from skyfleet.rollouts.conversation import AgentFactory, ContextStatus
+from skyfleet.rollouts.policy_agent import PolicyAgent
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
-from skyfleet.trainer.load_policy import build_renderer, load_policy_model
+from skyfleet.trainer.load_policy import load_policy_model
 
 logger = logging.getLogger(__name__)
+
+StartEngines = Callable[[str, AsyncExitStack], Awaitable[list[Engine]]]
+"""Starts engines in other processes, closed with the stack. The path is that of weights like the
+policy's, for an engine that loads some before it gets the policy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,37 +76,18 @@ class PolicyClient:
         return first.model if isinstance(first, OpenAIEngine) else None
 
     def agent(self, sampling: SamplingParams) -> AgentFactory:
-        sampling = replace(sampling, stop_token_ids=self.renderer.stop_token_ids)
-        chat = self.chat or RenderedChat(
-            self.engine, self.renderer, max_input_length=self.max_input_length
+        return PolicyAgent(
+            tokenizer=self.tokenizer,
+            renderer=self.renderer,
+            engine=self.engine,
+            sampling=replace(sampling, stop_token_ids=self.renderer.stop_token_ids),
+            max_input_length=self.max_input_length,
+            native=self.native,
+            chat=self.chat,
+            status=self.status,
+            one_message=self.one_message,
+            session_prefix=self.session_prefix,
         )
-        token_conversation: Callable[..., Conversation] = TokenConversation
-        if self.one_message:
-            encode = partial(encode_text, self.tokenizer)
-            token_conversation = partial(OneMessageConversation, encode=encode)
-
-        def start(task: Task, observation: Observation, session: str) -> Conversation:
-            session = f"{self.session_prefix}{session}"
-            native = observation.use_native_tool_calling
-            if self.native if native is None else native:
-                return NativeToolConversation(
-                    observation,
-                    engine=chat,
-                    sampling=sampling,
-                    session=session,
-                    max_input_length=self.max_input_length,
-                )
-            return token_conversation(
-                observation,
-                engine=self.engine,
-                renderer=self.renderer,
-                sampling=sampling,
-                session=session,
-                status=self.status,
-                max_input_length=self.max_input_length,
-            )
-
-        return start
 
 
 @asynccontextmanager
@@ -121,14 +99,22 @@ async def open_policy_client(
     learns: bool = False,
     learner_bytes: int = 0,
     memory_plan: str = "",
+    actors: StartEngines | None = None,
 ) -> AsyncIterator[PolicyClient]:
     """A client for weights in this process; `folder` is the folder they were loaded from, if any.
 
-    The engine leaves `learner_bytes` of a GPU to the learner.
+    The engine leaves `learner_bytes` of a GPU to the learner. `actors` starts engines in other
+    processes, in the place of those here.
     """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
     async with AsyncExitStack() as opened:
-        if config.generator.backend == "embedded":
+        if actors is not None:
+            with TemporaryDirectory() as scratch:
+                path = loadable_path(config, folder)
+                if path is None and config.generator.backend == "vllm":
+                    save_model(policy_model.loaded, Path(scratch))
+                engines = await actors(path or scratch, opened)
+        elif config.generator.backend == "embedded":
             engines = [
                 build_embedded_engine(
                     config,
@@ -142,7 +128,7 @@ async def open_policy_client(
             engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
-                path = _loadable_path(config, folder)
+                path = loadable_path(config, folder)
                 if path is None:
                     save_model(policy_model.loaded, Path(scratch))
                 engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
@@ -164,7 +150,7 @@ async def open_inference_client(
     only used to build the tiny model.
     """
     backend = config.generator.backend
-    path = _loadable_path(config, folder) if model is None else None
+    path = loadable_path(config, folder) if model is None else None
     if not config.generator.is_remote and (backend == "embedded" or path is None):
         fitted = fit_inference(config, folder, model=model)
         fitted.log_changes()
@@ -190,7 +176,7 @@ async def open_inference_client(
         yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 
-def _loadable_path(config: RunConfig, folder: Path | None) -> str | None:
+def loadable_path(config: RunConfig, folder: Path | None) -> str | None:
     """A path from which an engine can load the weights itself; None: only this process has them."""
     policy = config.trainer.policy
     if folder is not None:
@@ -231,7 +217,9 @@ def _build_policy_client(
         renderer=renderer,
         engine=EnginePool(engines, decode_text=renderer.text)
         # A pool continues turns that an engine aborts for new weights.
-        if len(engines) > 1 or (config.trainer.fully_async.enabled and generator.backend == "vllm")
+        if len(engines) > 1
+        or hasattr(engines[0], "is_restarting")
+        or (config.trainer.fully_async.enabled and generator.backend == "vllm")
         else engines[0],
         engines=tuple(engines),
         native=uses_native_tool_calling(config),

@@ -9,6 +9,7 @@ from skyfleet.checkpoints.resume import find_checkpoint
 from skyfleet.errors import (
     CheckpointError,
     DiskFullError,
+    LearnerLostError,
     NoLearningSignalError,
     SentinelError,
 )
@@ -29,6 +30,10 @@ def save_progress(run: Run, error: BaseException, step: int) -> None:
         _forget_rollouts(run, error)
     if isinstance(error, asyncio.CancelledError | NoLearningSignalError):
         run.save()
+        return
+    if isinstance(error, LearnerLostError):
+        # The weights are gone with it, so the journal has all that was learnt since the checkpoint.
+        add_note(error, f"{failed} failed: the same command: {_describe_resume(run)}")
         return
     try:
         outcome = _save_after_error(run, error)

@@ -17,7 +17,7 @@ from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.run_plan import PLAN
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import SkyfleetError, TaskError
+from skyfleet.errors import LearnerLostError, SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PLAN_TABLE = "plan.md"
+MAX_LEARNER_LOSSES = 5
+"""In a row from the same checkpoint; then the run stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,24 @@ async def run_training(
     given: GivenObjects | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> TrainingOutcome:
-    """Train or resume a run, compare before with after, and write the report."""
+    """Train or resume a run, compare before with after, and write the report.
+
+    With Ray a learner that lost a rank is started again from the last checkpoint and the journal.
+    """
     from skyfleet.trainer.loops import train
 
-    async with open_training_run(config, given=given, on_progress=on_progress) as run:
-        await train(run)
-        return conclude(run)
+    n_losses, reached = 0, -1
+    while True:
+        try:
+            async with open_training_run(config, given=given, on_progress=on_progress) as run:
+                step = run.state.step
+                await train(run)
+                return conclude(run)
+        except LearnerLostError as error:
+            n_losses, reached = (n_losses if step <= reached else 0) + 1, max(step, reached)
+            if not config.trainer.placement.use_ray or n_losses > MAX_LEARNER_LOSSES:
+                raise
+            logger.warning("the learner is started again: %s", error)
 
 
 @asynccontextmanager

@@ -95,17 +95,31 @@ def find_report(sync: WeightSync) -> TransferReport | None:
     return report
 
 
-def build_weight_sync(config: RunConfig, module: nn.Module, engine: Engine) -> WeightSync:
-    """How weights of `module` get to `engine`, which may be a pool."""
+def has_own_weights(config: RunConfig) -> bool:
+    """Whether the engine of this process has other tensors than the learner."""
+    trainer = config.trainer
+    is_apart = trainer.fully_async.enabled or trainer.strategy == "fsdp"
+    return is_apart and config.generator.backend == "embedded"
+
+
+def build_weight_sync(
+    config: RunConfig, module: nn.Module, engine: Engine, learner: Learner
+) -> WeightSync:
+    """How weights of the learner get to `engine`, which may be a pool.
+
+    `module` has them in this process, unless the learner is sharded.
+    """
     if config.generator.backend == "embedded":
-        if config.trainer.fully_async.enabled and isinstance(engine, HasDecoder):
+        if has_own_weights(config) and isinstance(engine, HasDecoder):
             return CopySync(engine.decoder.module)
         return InProcessSync()
     from skyfleet.weight_sync.vllm import VllmSync
 
     generator = config.generator
     sync = VllmSync(
-        lambda: merged_state_dict(module).items(),
+        learner.named_weights
+        if config.trainer.strategy == "fsdp"
+        else lambda: merged_state_dict(module).items(),
         folder=generator.weight_sync_dir,
         deltas=_open_deltas(generator) if generator.weight_sync_backend == "delta" else None,
     )

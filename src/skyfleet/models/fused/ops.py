@@ -74,6 +74,15 @@ def fused_linear(
     return out_TF
 
 
+def joined_linear(x_TE: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """As `fused_linear`, of weights that are at several places: both passes join a copy of them.
+
+    Kept for the backward pass, the copies would be all layers that sharding has just freed.
+    """
+    out_TF: Tensor = _JoinedLinear.apply(x_TE, *parts)  # type: ignore[no-untyped-call]
+    return out_TF
+
+
 def head_logprobs(
     hidden_NE: Tensor,
     head_VE: Tensor,
@@ -170,19 +179,43 @@ class _FusedLinear(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_TE, weight_FE = ctx.saved_tensors
-        dout_TF = grads[0]
-        dx_TE = dout_TF @ weight_FE if ctx.needs_input_grad[0] else None
-        dparts: Sequence[Tensor | None] = [None] * len(ctx.needs_input_grad[3:])
-        if any(ctx.needs_input_grad[3:]):
-            dparts = torch.split(matmul_float32(dout_TF.T, x_TE), ctx.sizes)
-            if ctx.biased:
-                dparts = [
-                    *dparts,
-                    *torch.split(
-                        dout_TF.sum(dim=0, dtype=at_least_float32(dout_TF.dtype)), ctx.sizes
-                    ),
-                ]
-        return (dx_TE, None, None, *dparts)
+        dx_TE = grads[0] @ weight_FE if ctx.needs_input_grad[0] else None
+        needed = ctx.needs_input_grad[3:]
+        return (dx_TE, None, None, *_part_gradients(ctx, grads[0], x_TE, needed))
+
+
+class _JoinedLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, x_TE: Tensor, *parts: Tensor) -> Tensor:
+        weights = [part for part in parts if part.dim() == 2]
+        biases = parts[len(weights) :]
+        ctx.save_for_backward(x_TE, *weights)
+        ctx.sizes, ctx.biased = list(map(len, weights)), bool(biases)
+        bias_F = torch.cat(biases) if biases else None
+        return matmul(x_TE, _join(weights), bias_F, dtype=x_TE.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x_TE, *weights = ctx.saved_tensors
+        dx_TE = grads[0] @ _join(weights) if ctx.needs_input_grad[0] else None
+        return (dx_TE, *_part_gradients(ctx, grads[0], x_TE, ctx.needs_input_grad[1:]))
+
+
+def _join(weights: Sequence[Tensor]) -> Tensor:
+    return weights[0] if len(weights) == 1 else torch.cat(list(weights))
+
+
+def _part_gradients(
+    ctx: Any, dout_TF: Tensor, x_TE: Tensor, needed: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    """Of each weight, then of each bias."""
+    if not any(needed):
+        return [None] * len(needed)
+    dparts = torch.split(matmul_float32(dout_TF.T, x_TE), ctx.sizes)
+    if not ctx.biased:
+        return dparts
+    dbias_F = dout_TF.sum(dim=0, dtype=at_least_float32(dout_TF.dtype))
+    return [*dparts, *torch.split(dbias_F, ctx.sizes)]
 
 
 class _HeadLogprobs(Function):

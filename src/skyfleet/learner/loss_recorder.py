@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -26,6 +27,26 @@ class LossRecord:
     """The KL reference's, if there is a KL term."""
     without_gradient: set[str] = field(default_factory=set)
     """Terms of the loss that do not require grad."""
+
+    @classmethod
+    def join(cls, records: Iterable[LossRecord]) -> LossRecord:
+        """Of several ranks, one after another."""
+        joined = cls()
+        for record in records:
+            joined.extend(record)
+        return joined
+
+    def extend(self, other: LossRecord) -> None:
+        for name in ("logprobs", "behaviour_logprobs", "advantages", "lengths"):
+            getattr(self, name).extend(getattr(other, name))
+        self.reference_logprobs += other.reference_logprobs
+        self.without_gradient |= other.without_gradient
+
+    def to_cpu(self) -> LossRecord:
+        """For another process."""
+        lists = ("logprobs", "behaviour_logprobs", "advantages", "lengths", "reference_logprobs")
+        moved = {name: [x.cpu() for x in getattr(self, name)] for name in lists}
+        return LossRecord(**moved, without_gradient=self.without_gradient)
 
     @property
     def n_tokens(self) -> int:
@@ -59,6 +80,10 @@ class LossRecorder:
             policy_loss=self._record_loss(settings.policy_loss),
             kl=None if kl is None else self._record_kl(kl),
         )
+
+    def add(self, record: LossRecord) -> None:
+        """What the loss got in another process."""
+        self._record.extend(record)
 
     def drain(self) -> LossRecord:
         """What was recorded since the last call."""

@@ -1,0 +1,139 @@
+"""Whole runs through Ray: the numbers of one process, real kills, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.fakes.small_runs import rows, small_config
+
+from skyfleet.config.root import RunConfig
+from skyfleet.trainer.loops import train
+from skyfleet.trainer.run import Run
+from skyfleet.trainer.training_run import open_training_run, run_training
+
+ray = pytest.importorskip("ray")
+
+RAY = (
+    "trainer.placement.use_ray=true",
+    "generator.num_rollout_workers_per_node=1",
+    "trainer.warm_start.steps=40",
+    "generator.sampling_params.max_generate_length=40",
+    "generator.sampling_params.stop=[]",
+)
+ENGINES = ("trainer.placement.colocate_all=false", "generator.num_inference_engines=2")
+RANKS = (
+    "trainer.placement.colocate_all=false",
+    "trainer.strategy=fsdp",
+    "trainer.placement.policy_num_gpus_per_node=2",
+)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = set(psutil.pids())
+    yield
+    assert not ray.is_initialized()
+    assert _find_ray_processes(set(psutil.pids()) - before) == []
+
+
+def _find_ray_processes(pids: set[int]) -> list[str]:
+    names = []
+    for pid in pids:
+        try:
+            names.append(psutil.Process(pid).name())
+        except psutil.Error:
+            continue
+    return [name for name in names if name.startswith(("raylet", "gcs_server", "ray::"))]
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    """Numbers that do not depend on the clock or on how requests were batched."""
+    return [
+        {
+            key: value
+            for key, value in row.items()
+            if not key.startswith(("timing/", "weight_sync/")) and "logprobs_abs_diff" not in key
+        }
+        for row in rows(folder)
+    ]
+
+
+def assert_same_rows(folder: Path, expected: Path) -> None:
+    for row, other in zip(without_times(folder), without_times(expected), strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-5)
+
+
+def train_once(folder: Path, *overrides: str) -> Path:
+    asyncio.run(run_training(small_config(folder, *overrides)))
+    return folder
+
+
+@contextmanager
+def killing(config: RunConfig, find_pid: Any) -> Iterator[list[int]]:
+    """Kills a process of the run once, while it plays the episodes of its second step."""
+    killed: list[int] = []
+
+    async def play() -> None:
+        async with open_training_run(config) as run:
+            task = asyncio.create_task(_kill_at(run, find_pid, killed))
+            await train(run)
+            task.cancel()
+
+    asyncio.run(play())
+    yield killed
+
+
+async def _kill_at(run: Run, find_pid: Any, killed: list[int]) -> None:
+    while run.state.step < 1:  # noqa: ASYNC110 - a run has no event for it
+        await asyncio.sleep(0.005)
+    pid = find_pid(run)
+    os.kill(pid, signal.SIGKILL)
+    killed.append(pid)
+
+
+def find_worker(run: Run) -> int:
+    pool = run.rollouts.run.__self__  # type: ignore[attr-defined]
+    return int(pool._workers[0].connection.process_id)
+
+
+def find_engine(run: Run) -> int:
+    return int(run.inference.engines[0].process_id)  # type: ignore[attr-defined]
+
+
+def test_a_run_over_a_rollout_worker_has_the_numbers_of_one_process(tmp_path: Path) -> None:
+    one = train_once(tmp_path / "one", *RAY[2:])
+    assert_same_rows(train_once(tmp_path / "ray", *RAY), one)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("extra", [ENGINES, RANKS], ids=["engines", "ranks"])
+def test_a_run_over_actors_has_the_numbers_of_one_process(
+    extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    one = train_once(tmp_path / "one", *RAY[2:])
+    assert_same_rows(train_once(tmp_path / "ray", *RAY, *extra), one)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("extra", "find_pid"),
+    [((), find_worker), (ENGINES, find_engine)],
+    ids=["rollout worker", "engine"],
+)
+def test_a_run_whose_actor_is_killed_has_the_numbers_of_one_that_was_not(
+    extra: tuple[str, ...], find_pid: Any, tmp_path: Path
+) -> None:
+    one = train_once(tmp_path / "one", *RAY[2:])
+    with killing(small_config(tmp_path / "ray", *RAY, *extra), find_pid) as killed:
+        assert killed
+    assert_same_rows(tmp_path / "ray", one)

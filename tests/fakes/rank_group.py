@@ -1,0 +1,51 @@
+"""Ranks of a TorchrunGroup in real processes, whose worker is a fake without a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from skyfleet.learner import torchrun
+from skyfleet.learner.rank_worker import RankPlace
+
+
+class FakeWorker:
+    """Does what its arguments say, by rank."""
+
+    def __init__(self, config: Any, place: RankPlace, *, policy: str, total_steps: int) -> None:
+        self._rank = place.rank
+
+    def step(self, behaviour: dict[int, str]) -> str:
+        match behaviour.get(self._rank):
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(600)
+            case "fail":
+                raise ValueError(f"rank {self._rank} failed")
+        return f"answer of rank {self._rank}"
+
+    def named_weights(self) -> Iterator[tuple[str, int]]:
+        yield from (("first", self._rank), ("second", self._rank))
+
+    def close(self) -> None: ...
+
+
+def serve_fake_rank(place: RankPlace) -> None:
+    torchrun.RankWorker = FakeWorker  # type: ignore[assignment,misc]
+    torchrun.serve_rank(place, 30.0)
+
+
+def open_store() -> tuple[dist.TCPStore, str]:
+    """As torchrun's agent does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    return store, f"127.0.0.1:{port}"
