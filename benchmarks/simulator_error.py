@@ -121,7 +121,24 @@ class SlowEnv:
         return distribution(self._case).draw(self._rng)
 
 
-WORDS = "north south east west lake hill road town gate wall rain wind stone field house bridge".split()
+WORDS = [
+    "north",
+    "south",
+    "east",
+    "west",
+    "lake",
+    "hill",
+    "road",
+    "town",
+    "gate",
+    "wall",
+    "rain",
+    "wind",
+    "stone",
+    "field",
+    "house",
+    "bridge",
+]
 
 
 def words(n: int, rng: Random) -> str:
@@ -184,12 +201,10 @@ async def run_real(case: Case, folder: Path) -> float:
     from skyfleet.trainer.loops import train_steps
     from skyfleet.trainer.training_run import open_training_run
 
-    ends: list[float] = []
     async with open_training_run(make_config(case, folder), given=make_given(case)) as run:
         steps = cast("AsyncGenerator[StepResult, None]", train_steps(run))
         async with aclosing(steps):
-            async for _ in steps:
-                ends.append(perf_counter())
+            ends = [perf_counter() async for _ in steps]
     return (ends[N_WARM_UP + N_STEPS - 1] - ends[N_WARM_UP - 1]) / N_STEPS
 
 

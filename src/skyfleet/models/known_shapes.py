@@ -59,9 +59,7 @@ def build_known_model(path: str) -> nn.Module:
 
 @cache
 def _cached(path: str, lora: str) -> ModelShape:
-    return shape_of_module(
-        build_known_model(path), path, lora=Lora.model_validate_json(lora)
-    )
+    return shape_of_module(build_known_model(path), path, lora=Lora.model_validate_json(lora))
 
 
 def read_known_shape(path: str, *, lora: Lora | None = None) -> ModelShape | None:

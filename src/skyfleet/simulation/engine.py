@@ -96,9 +96,13 @@ class SimulatedEngine:
     def block(self, seconds: float) -> float:
         """No sequence decodes for so long, after what already keeps the engine; returns when it ends."""
         self._advance()
-        self.busy_until = max(self.busy_until, self._loop.time()) + seconds
+        self.busy_until = max(self.busy_until, self._loop.time()) + seconds * self._slowdown
         self._schedule()
         return self.busy_until
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running) or self.busy_until > self._loop.time()
 
     def recompute_running(self) -> None:
         """New weights make the cache of running sequences useless: they are prefilled again."""

@@ -17,6 +17,9 @@ from skyfleet.tasks.task import Task
 from skyfleet.trainer.open_groups import OpenGroup, OpenGroups
 from skyfleet.trajectories.trajectory import Group
 
+_SLICES = 50
+"""Of an update, each with or without an engine that works beside it."""
+
 
 class StepCosts(Protocol):
     """What a step takes beside its rollouts, in seconds."""
@@ -152,14 +155,8 @@ class SimulatedLoop:
         await self._stop_engines(costs.fixed_seconds(sum(one.n_tokens for one in plans)))
         n_trained = max(1, round(self.settings.trained_share * len(episodes)))
         lengths = [one.n_tokens for group in episodes[:n_trained] for one in group]
-        learn_seconds = costs.update_seconds(lengths) * (
-            costs.learner_slowdown if self.rollouts.n_running else 1.0
-        )
-        for engine in engines:
-            engine.set_slowdown(costs.engine_slowdown)
-        await asyncio.sleep(learn_seconds)
-        for engine in engines:
-            engine.set_slowdown(1.0)
+        learning = self._loop.time()
+        await self._learn(costs.update_seconds(lengths))
         pushed = self._loop.time()
         await self._stop_engines(costs.push_seconds)
         if costs.recomputes_cache:
@@ -172,7 +169,7 @@ class SimulatedLoop:
                 start=start,
                 end=self._loop.time(),
                 rollout_seconds=collected - start,
-                learn_seconds=learn_seconds,
+                learn_seconds=pushed - learning,
                 push_seconds=self._loop.time() - pushed,
                 groups=tuple(numbers),
                 staleness=tuple(staleness),
@@ -184,6 +181,20 @@ class SimulatedLoop:
                 episode_seconds=self.rollouts.episode_seconds,
             )
         )
+
+    async def _learn(self, seconds: float) -> None:
+        """Engine and learner slow each other down only while both work."""
+        costs, engines = self.costs, self.rollouts.engines
+        if costs.learner_slowdown == costs.engine_slowdown == 1.0:
+            await asyncio.sleep(seconds)
+            return
+        for engine in engines:
+            engine.set_slowdown(costs.engine_slowdown)
+        for _ in range(_SLICES):
+            beside = any(engine.is_busy for engine in engines)
+            await asyncio.sleep(seconds / _SLICES * (costs.learner_slowdown if beside else 1.0))
+        for engine in engines:
+            engine.set_slowdown(1.0)
 
     async def _stop_engines(self, seconds: float) -> None:
         """Work of the loop during which no engine of this process, or no engine at all, samples."""
@@ -237,9 +248,7 @@ class _GroupPlayer:
     async def _play(self, group: OpenGroup) -> None:
         self.episodes[group.number] = await self._loop.rollouts.play_group(group.number)
         group.is_running = False
-        group.group = Group(
-            task_key=group.task.key, env_key=group.task.env_key, trajectories=()
-        )
+        group.group = Group(task_key=group.task.key, env_key=group.task.env_key, trajectories=())
         self._groups.add_finished(group)
 
     def _end_group(self, task: asyncio.Task[None]) -> None:

@@ -11,8 +11,10 @@ from skyfleet.simulation.machine_profile import (
     MachineStepCosts,
     host_costs,
 )
-from skyfleet.simulation.run import SimulatedSystem
+from skyfleet.simulation.run import SimulatedRun, SimulatedSystem, simulate
 from skyfleet.simulation.workload import EpisodeLimits, Workload, draw_episode
+
+N_STEPS, N_SEEDS = 6, 5
 
 
 def build_machine_system(
@@ -81,3 +83,18 @@ def build_loop_settings(
         max_staleness_steps=rules.max_staleness_steps if rules.enabled else 0,
         n_workers=n_workers,
     )
+
+
+def simulate_machine(
+    config: RunConfig, profile: MachineProfile, workload: Workload
+) -> list[SimulatedRun]:
+    """One run per seed."""
+    rules = config.trainer.fully_async
+    warm_up = 1 + (rules.max_staleness_steps if rules.enabled else 0)
+    return [
+        simulate(
+            build_machine_system(config, profile, workload, n_steps=warm_up + N_STEPS, seed=seed),
+            n_warm_up=warm_up,
+        )
+        for seed in range(N_SEEDS)
+    ]

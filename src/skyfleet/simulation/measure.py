@@ -62,34 +62,17 @@ async def measure_machine(
     with TemporaryDirectory(prefix=".plan-", dir=root, ignore_cleanup_errors=True) as folder:
         measured = _configure(config, Path(folder))
         async with open_training_run(measured, given=given, on_progress=on_progress) as run:
-            results: list[StepResult] = []
             steps = cast("AsyncGenerator[StepResult, None]", train_steps(run))
             async with aclosing(steps):
-                async for result in steps:
-                    results.append(result)
+                results = [result async for result in steps]
             on_progress("measuring the engine, the learner and the episodes")
             return await _Measurement(config, run, results).measure()
 
 
 def _configure(config: RunConfig, folder: Path) -> RunConfig:
-    """The synchronous loop, with the learner as it is configured, without evaluation."""
+    """The first steps, without evaluation."""
     probe = configure_probe(config, folder, N_STEPS)
-    trainer = probe.trainer
-    rules, algorithm = trainer.fully_async, trainer.algorithm
-    if rules.enabled and rules.max_staleness_steps:
-        correction = algorithm.off_policy_correction
-        if not correction.tis_ratio_type:
-            # What the asynchronous loop sets itself: old logprobs are recomputed.
-            correction = correction.model_copy(update={"tis_ratio_type": "token"})
-        algorithm = algorithm.model_copy(update={"off_policy_correction": correction})
-    trainer = trainer.model_copy(
-        update={
-            "fully_async": rules.model_copy(update={"enabled": False}),
-            "algorithm": algorithm,
-            "eval_before_train": False,
-            "eval_interval": -1,
-        }
-    )
+    trainer = probe.trainer.model_copy(update={"eval_before_train": False, "eval_interval": -1})
     return probe.model_copy(update={"trainer": trainer})
 
 
@@ -108,10 +91,10 @@ class _Measurement:
                 "no measured group had attempts with different rewards, so no update was measured; "
                 "raise generator.n_samples_per_prompt, or choose easier tasks"
             )
-        fixed, per_token, alone = await self._measure_learner(samples)
+        fixed, per_token = await self._measure_learner(samples)
         engine_slowdown, learner_slowdown = 1.0, 1.0
         if self.config.trainer.fully_async.enabled:
-            engine_slowdown, learner_slowdown = await self._measure_contention(samples, alone)
+            engine_slowdown, learner_slowdown = await self._measure_contention(samples)
         turn, episode = await self._measure_host()
         return MachineProfile(
             machine=describe_machine(),
@@ -191,59 +174,57 @@ class _Measurement:
             await engine.wake()
         return min(times)
 
-    async def _measure_learner(self, samples: Sequence[Sample]) -> tuple[float, float, float]:
-        """Seconds of an update without tokens, per token, and of the whole one by the wall clock."""
+    async def _measure_learner(self, samples: Sequence[Sample]) -> tuple[float, float]:
+        """Seconds of an update without tokens, and per token."""
         points: list[tuple[int, float]] = []
         for share in (1, 2, 4, 1):
             some = samples[: max(1, len(samples) // share)]
             seconds = await _time(lambda some=some: self.run.learner.step(some), repeats=2)
             points.append((sum(len(sample.token_ids) for sample in some), seconds))
-        start = perf_counter()
-        await self.run.learner.step(samples)
-        return *_fit_line(points), perf_counter() - start
+        return _fit_line(points)
 
-    async def _measure_contention(
-        self, samples: Sequence[Sample], alone: float
-    ) -> tuple[float, float]:
-        """How much slower engine and learner are at the same time."""
-        from skyfleet.learner.single_device import SingleDeviceLearner
-        from skyfleet.learner.threaded import ThreadedLearner
-
-        assert isinstance(self.run.learner, SingleDeviceLearner)
-        prompt = max(8, self.config.max_episode_tokens // 4)
-        n = min(16, self.config.generator.max_num_seqs)
+    async def _measure_contention(self, samples: Sequence[Sample]) -> tuple[float, float]:
+        """How much slower rollouts and an update are at the same time."""
+        learner = self.run.learner
+        start, computed = perf_counter(), thread_time()
+        for number in range(_REPEATS):
+            await self._collect(20_000 + number)
+        rollout, computed = perf_counter() - start, thread_time() - computed
         start = perf_counter()
         for _ in range(_REPEATS):
-            await self._ask(n, prompt)
-        engine_alone = (perf_counter() - start) / _REPEATS
-        learner = ThreadedLearner(self.run.learner)
+            await learner.step(samples)
+        update = (perf_counter() - start) / _REPEATS
+        updates: list[float] = []
+        plays = True
 
-        async def learn() -> float:
-            start = perf_counter()
-            for _ in range(_REPEATS):
+        async def learn() -> None:
+            while plays:
+                start = perf_counter()
                 await learner.step(samples)
-            return (perf_counter() - start) / _REPEATS
+                updates.append(perf_counter() - start)
 
         learning = asyncio.create_task(learn())
-        rounds = []
-        while not learning.done():
-            start = perf_counter()
-            await self._ask(n, prompt)
-            rounds.append(perf_counter() - start)
-        beside = fmean(rounds[:-1] or rounds)
-        return max(1.0, beside / engine_alone), max(1.0, await learning / alone)
-
-    async def _ask(self, n: int, prompt: int) -> None:
-        from skyfleet.engines.sampling_params import SamplingParams
-
-        engine: Any = self.run.inference.engines[0]
-        sampling = SamplingParams(max_generate_length=_LONG, seed=1)
-        tokens = [1 + k % 50 for k in range(prompt)]
-        await asyncio.gather(
-            *(engine.generate(tokens, sampling, session=f"ask/{i}") for i in range(n))
+        start = perf_counter()
+        for number in range(_REPEATS):
+            await self._collect(30_000 + number)
+        beside = perf_counter() - start
+        plays = False
+        await learning
+        # Waits for environments are the same in both.
+        return (
+            max(1.0, 1 + (beside - rollout) / computed),
+            max(1.0, fmean(updates[:-1] or updates) / update),
         )
-        for i in range(n):
-            await engine.release(f"ask/{i}")
+
+    async def _collect(self, step: int, max_turns: int | None = None) -> Sequence[Group]:
+        """Rollouts of one batch, as a step plays them."""
+        collector = self.run.rollouts
+        if max_turns is not None:
+            collector = replace(collector, limits=replace(collector.limits, max_turns=max_turns))
+        version = self.run.learner.policy_version
+        with self.run.journal.open_step(step, policy_version=version) as journal:
+            groups, _ = await collector.collect(step, lambda *_: None, journal)
+        return groups
 
     async def _measure_host(self) -> tuple[float, float]:
         """Seconds per turn and per episode: what rollouts take beside the engine, with one turn per
@@ -252,16 +233,8 @@ class _Measurement:
         engine: Any = self.run.inference.engines[0]
         most = self.config.generator.max_turns
         for number, max_turns in enumerate((1, most, 1, most)):
-            collector = replace(
-                self.run.rollouts,
-                limits=replace(self.run.rollouts.limits, max_turns=max_turns),
-            )
-            journal = self.run.journal.open_step(
-                10_000 + number, policy_version=self.run.learner.policy_version
-            )
             start, computed = thread_time(), engine.compute_seconds
-            with journal:
-                groups, _ = await collector.collect(10_000 + number, lambda *_: None, journal)
+            groups = await self._collect(10_000 + number, max_turns)
             spent = thread_time() - start - (engine.compute_seconds - computed)
             n_episodes = sum(len(group.trajectories) for group in groups)
             n_turns = sum(len(t.turns) for group in groups for t in group.trajectories)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from pathlib import Path
 from random import Random
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skyfleet.errors import ConfigError
 
@@ -122,7 +123,9 @@ def _draw_turns(
 ) -> list[tuple[int, int]]:
     """Attempts at a task share its prompt; an episode ends before a turn whose prompt is too long."""
     if lengths is None:
-        raise ConfigError("the workload has neither recorded episodes nor lengths; give one of them")
+        raise ConfigError(
+            "the workload has neither recorded episodes nor lengths; give one of them"
+        )
     before = max(1, round(lengths.prompt_tokens.draw(task_rng)))
     n_turns = min(max(1, round(lengths.turns.draw(rng))), limits.max_turns)
     turns: list[tuple[int, int]] = []
@@ -136,3 +139,14 @@ def _draw_turns(
         context += sum(turns[-1])
         before = max(1, round(lengths.reply_tokens.draw(rng)))
     return turns
+
+
+def read_workload(path: Path) -> Workload:
+    try:
+        return Workload.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"--workload {path}: no such file") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"--workload {path}: {name}: {first['msg']}; correct the file") from None
