@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 PRESET = Path(__file__).parents[1] / "src" / "skyfleet" / "presets" / "tiny.yaml"
 N_TURNS, N_NEW, REPLY_WORDS = 4, 24, 12
-N_WARM_UP, N_STEPS, N_SEEDS = 2, 6, 5
+N_WARM_UP, N_STEPS, N_SEEDS = 2, 8, 5
 BLOCK = 4
 """Configurations between two measurements of costs."""
 

@@ -61,7 +61,7 @@ def print_gpu_plan(
         _print_machine_plan(config, n_gpus, profile, choose(machine.workload))
         return
     card = read_card_profile(profile)
-    from skyfleet.simulation.gpu_plan import GpuPlanner
+    from skyfleet.simulation.gpu_plan import GpuPlanner, choose_best
     from skyfleet.simulation.gpu_plan_text import format_gpu_plans
     from skyfleet.simulation.placement import list_placements, read_placement
 
@@ -76,8 +76,10 @@ def print_gpu_plan(
         if placements == "all"
         else [read_placement(config, n_gpus, card.gpus_per_node)]
     )
-    plans = [planner.plan(placement) for placement in chosen]
-    print(format_gpu_plans(plans, card, planner.workload, config.trainer.policy.model.path))
+    plans = [planner.plan(placement, finds_bottleneck=False) for placement in chosen]
+    best = planner.plan(choose_best(plans).placement)
+    model = config.trainer.policy.model.path
+    print(format_gpu_plans(best, plans, card, planner.workload, model))
 
 
 def _print_machine_plan(config: RunConfig, n_gpus: int, profile: str, workload: Workload) -> None:

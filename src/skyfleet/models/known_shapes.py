@@ -1,7 +1,7 @@
 """Shapes of the models of the presets, so that a run can be planned where no model hub is reachable.
 
-The values are those of each model's config.json, as public code quotes them; every preset names its
-source. A test builds each model on the meta device and compares its parameters with the published
+The values are those of each model's config.json, as public code quotes them: NVIDIA/Megatron-LM
+(examples/post_training/modelopt/conf/qwen) and radixark/miles (scripts/models). A test builds each model on the meta device and compares its parameters with the published
 number.
 """
 

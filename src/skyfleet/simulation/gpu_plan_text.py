@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skyfleet.analysis.formatting import percent, table
 from skyfleet.simulation.card_profile import CardProfile, check_model
-from skyfleet.simulation.gpu_plan import GpuPlan, choose_best
+from skyfleet.simulation.gpu_plan import GpuPlan
 from skyfleet.simulation.workload import Workload
 
 GIB = 2**30
@@ -18,10 +18,13 @@ _MAX_PARTS = 4
 
 
 def format_gpu_plans(
-    plans: Sequence[GpuPlan], profile: CardProfile, workload: Workload, model: str
+    best: GpuPlan,
+    plans: Sequence[GpuPlan],
+    profile: CardProfile,
+    workload: Workload,
+    model: str,
 ) -> str:
-    """Markdown, with the fastest placement first."""
-    best = choose_best(plans)
+    """Markdown, with the fastest placement first. `best` is one of the plans, with its savings."""
     ordered = sorted(plans, key=lambda plan: (not plan.fits, plan.step_seconds))
     sections = [
         f"Simulated, not measured: {best.placement.n_gpus} x {profile.name}, {model}.",
@@ -36,7 +39,7 @@ def format_gpu_plans(
 def _table(plans: Sequence[GpuPlan]) -> str:
     head = (
         "GPUs", "step, s", "range", "tokens/s", "engines idle", "learner idle", "workers idle",
-        "transfer, s", "GiB per GPU", "saturates first",
+        "transfer, s", "GiB per GPU",
     )  # fmt: skip
     return table(head, [_row(plan) for plan in plans])
 
@@ -55,7 +58,6 @@ def _row(plan: GpuPlan) -> tuple[str, ...]:
         percent(run.worker_idle),
         f"{plan.push_seconds:.2f}",
         f"{plan.peak_bytes / GIB:.0f}{fits}",
-        plan.bottleneck if plan.savings else "",
     )
 
 

@@ -79,7 +79,7 @@ class SimulatedStep:
     n_tokens: int
     n_sampled: int
     engine_busy_seconds: float
-    """Over all engines, since the run began; so are the next three."""
+    """Over all engines during this step; so are the next three."""
     worker_busy_seconds: float
     environment_seconds: float
     episode_seconds: float
@@ -97,6 +97,7 @@ class SimulatedLoop:
         self.version = 0
         self.steps: list[SimulatedStep] = []
         self._loop = asyncio.get_running_loop()
+        self._counted: dict[str, float] = {}
 
     async def run(self) -> list[SimulatedStep]:
         await (self._run_async() if self.settings.is_async else self._run_sync())
@@ -175,12 +176,20 @@ class SimulatedLoop:
                 staleness=tuple(staleness),
                 n_tokens=sum(one.n_tokens for one in plans),
                 n_sampled=sum(one.n_sampled for one in plans),
-                engine_busy_seconds=sum(engine.count_busy_seconds() for engine in engines),
-                worker_busy_seconds=self.rollouts.workers.busy_seconds,
-                environment_seconds=self.rollouts.environment_seconds,
-                episode_seconds=self.rollouts.episode_seconds,
+                **self._count_since_last_step(),
             )
         )
+
+    def _count_since_last_step(self) -> dict[str, float]:
+        rollouts = self.rollouts
+        totals = {
+            "engine_busy_seconds": sum(one.count_busy_seconds() for one in rollouts.engines),
+            "worker_busy_seconds": rollouts.workers.busy_seconds,
+            "environment_seconds": rollouts.environment_seconds,
+            "episode_seconds": rollouts.episode_seconds,
+        }
+        before, self._counted = self._counted, totals
+        return {name: total - before.get(name, 0.0) for name, total in totals.items()}
 
     async def _learn(self, seconds: float) -> None:
         """Engine and learner slow each other down only while both work."""

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from skyfleet.trajectories.trajectory import Group
 
 N_STEPS = 3
-_SHORT, _LONG = 4, 20
+_SHORT, _LONG = 4, 32
 """Sampled tokens of the two requests whose difference is the decoding."""
-_REPEATS = 3
+_REPEATS = 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -181,7 +181,7 @@ class _Measurement:
             some = samples[: max(1, len(samples) // share)]
             seconds = await _time(lambda some=some: self.run.learner.step(some), repeats=2)
             points.append((sum(len(sample.token_ids) for sample in some), seconds))
-        return _fit_line(points)
+        return fit_line(points)
 
     async def _measure_contention(self, samples: Sequence[Sample]) -> tuple[float, float]:
         """How much slower rollouts and an update are at the same time."""
@@ -241,7 +241,7 @@ class _Measurement:
             points.append((n_turns / n_episodes, spent / n_episodes))
         if most == 1 or points[1][0] == points[0][0]:
             return min(seconds for _, seconds in points), 0.0
-        episode, turn = _fit_line(points)
+        episode, turn = fit_line(points)
         return turn, episode
 
     def _measure_rest(self) -> float:
@@ -271,7 +271,7 @@ def record_workload(groups: Sequence[Group]) -> Workload:
         for group in groups
         for trajectory in group.trajectories
         for transcript in trajectory.transcripts
-        if (turns := _split_turns(transcript.loss_mask[:]))
+        if (turns := split_turns(transcript.loss_mask[:]))
     ]
     mixed = [len({t.reward for t in group.trajectories}) > 1 for group in groups]
     return Workload(
@@ -281,7 +281,7 @@ def record_workload(groups: Sequence[Group]) -> Workload:
     )
 
 
-def _split_turns(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
+def split_turns(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
     """Per turn the tokens before it and those sampled in it; what follows the last one is left out."""
     runs = [(sampled, len(list(run))) for sampled, run in groupby(loss_mask)]
     return [
@@ -306,7 +306,7 @@ async def _time(work: Callable[[], Awaitable[object]], *, repeats: int = _REPEAT
     return min(times)
 
 
-def _fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Value at 0 and slope, by least squares; neither is negative."""
     x, y = fmean(x for x, _ in points), fmean(y for _, y in points)
     spread = sum((a - x) ** 2 for a, _ in points)

@@ -36,7 +36,6 @@ class SimulatedRun:
     """Without those before the run is in its rhythm."""
     n_engines: int
     n_workers: int
-    engines_are_learners: bool
 
     @property
     def step_seconds(self) -> float:
@@ -45,6 +44,9 @@ class SimulatedRun:
     def mean(self, name: str) -> float:
         """Of a field of the steps."""
         return fmean(getattr(step, name) for step in self.steps)
+
+    def sum(self, name: str) -> float:
+        return float(sum(getattr(step, name) for step in self.steps))
 
     @property
     def tokens_per_second(self) -> float:
@@ -66,22 +68,17 @@ class SimulatedRun:
     @property
     def waits_for_environments(self) -> float:
         """Share of an episode's time."""
-        first, last = self.steps[0], self.steps[-1]
-        seconds = last.episode_seconds - first.episode_seconds
-        waited = last.environment_seconds - first.environment_seconds
-        return waited / seconds if seconds else 0.0
+        seconds = self.sum("episode_seconds")
+        return self.sum("environment_seconds") / seconds if seconds else 0.0
 
     def _busy(self, name: str) -> float:
-        first, last = self.steps[0], self.steps[-1]
-        seconds = last.end - first.end
-        return (getattr(last, name) - getattr(first, name)) / seconds if seconds else 0.0
+        """Seconds per second."""
+        return self.sum(name) / (self.steps[-1].end - self.steps[0].start)
 
 
-def simulate(
-    system: SimulatedSystem, *, n_warm_up: int = 1, engines_are_learners: bool = False
-) -> SimulatedRun:
+def simulate(system: SimulatedSystem, *, n_warm_up: int = 1) -> SimulatedRun:
     """The steps after the first `n_warm_up`."""
-    steps = run_in_virtual_time(_simulate(system))
+    steps = simulate_steps(system)
     if system.settings.is_async:
         # The last steps start no new groups.
         steps = steps[: len(steps) - system.settings.max_staleness_steps]
@@ -89,8 +86,12 @@ def simulate(
         steps=tuple(steps[n_warm_up:]),
         n_engines=system.n_engines,
         n_workers=system.n_workers,
-        engines_are_learners=engines_are_learners,
     )
+
+
+def simulate_steps(system: SimulatedSystem) -> Sequence[SimulatedStep]:
+    """All of them."""
+    return run_in_virtual_time(_simulate(system))
 
 
 async def _simulate(system: SimulatedSystem) -> Sequence[SimulatedStep]:
