@@ -6,8 +6,9 @@
 The tiny preset trains on an environment of a fixed number of turns whose calls take a given time. The
 simulator knows the distribution of those times, not the times that were drawn. Costs are measured
 shortly before each block of configurations, on one configuration without latency; nothing is fitted to
-the runs that are predicted. One thread of torch; run it on a quiet machine, because two cores that
-others use make real steps longer and not the predicted ones.
+the runs that are predicted. One thread of torch. Where others use the cores, real steps are longer; the
+time that our threads were ready and had no core, as Linux counts it, is therefore left out of
+"measured". By the wall it is counted.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from skyfleet.envs.env import Observation, Step
 from skyfleet.simulation.machine_plan import build_machine_system
 from skyfleet.simulation.machine_profile import MachineProfile
 from skyfleet.simulation.measure import measure_machine
+from skyfleet.simulation.quiet_clock import read_quiet_clock
 from skyfleet.simulation.run import SimulatedRun, simulate
 from skyfleet.simulation.workload import Distribution, Workload
 from skyfleet.tasks.task import Grade, Task
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 PRESET = Path(__file__).parents[1] / "src" / "skyfleet" / "presets" / "tiny.yaml"
 N_TURNS, N_NEW, REPLY_WORDS = 4, 24, 12
 N_WARM_UP, N_STEPS, N_SEEDS = 2, 8, 5
+N_TRIES, MOST_WAIT = 3, 0.05
+"""A run that waited for cores for a larger share of its time is repeated."""
 BLOCK = 4
 """Configurations between two measurements of costs."""
 
@@ -196,16 +200,29 @@ def make_given(case: Case) -> GivenObjects:
     return GivenObjects(open_env=open_env, train_tasks=make_tasks(), eval_sets={})
 
 
-async def run_real(case: Case, folder: Path) -> float:
-    """Seconds per step, from the end of the warm-up to the end of the last step that counts."""
+async def run_real(case: Case, folder: Path) -> tuple[float, float]:
+    """Seconds per step, from the end of the warm-up to the end of the last step that counts: by the
+    wall, and without the time in which other processes had the core of one of our threads."""
     from skyfleet.trainer.loops import train_steps
     from skyfleet.trainer.training_run import open_training_run
 
     async with open_training_run(make_config(case, folder), given=make_given(case)) as run:
         steps = cast("AsyncGenerator[StepResult, None]", train_steps(run))
         async with aclosing(steps):
-            ends = [perf_counter() async for _ in steps]
-    return (ends[N_WARM_UP + N_STEPS - 1] - ends[N_WARM_UP - 1]) / N_STEPS
+            ends = [(perf_counter(), read_quiet_clock()) async for _ in steps]
+    first, last = ends[N_WARM_UP - 1], ends[N_WARM_UP + N_STEPS - 1]
+    wall, quiet = ((b - a) / N_STEPS for a, b in zip(first, last, strict=True))
+    return wall, quiet
+
+
+def run_real_quietly(case: Case, folder: Path) -> tuple[float, float]:
+    """Of several runs the one that waited least for cores."""
+    runs = []
+    for number in range(N_TRIES):
+        runs.append(asyncio.run(run_real(case, folder / str(number))))
+        if runs[-1][1] > (1 - MOST_WAIT) * runs[-1][0]:
+            break
+    return min(runs, key=lambda run: run[0] / run[1])
 
 
 def predict(case: Case, profile: MachineProfile, folder: Path) -> tuple[float, float, float]:
@@ -230,11 +247,15 @@ async def measure(case: Case, folder: Path) -> MachineProfile:
 
 
 def format_row(row: dict[str, Any]) -> str:
-    error = 100 * (row["predicted"] / row["measured"] - 1)
+    quiet, wall = (f"{100 * find_error(row, name):+.0f} %" for name in ("quiet", "wall"))
     return (
         f"| {row['name']} | {row['predicted']:.3f} ({row['low']:.3f} to {row['high']:.3f}) | "
-        f"{row['measured']:.3f} | {error:+.0f} % | {row['load']:.1f} |"
+        f"{row['quiet']:.3f} | {quiet} | {row['wall']:.3f} | {wall} | {row['load']:.1f} |"
     )
+
+
+def find_error(row: dict[str, Any], name: str) -> float:
+    return float(row["predicted"] / row[name] - 1)
 
 
 def run_cases(cases: Sequence[Case], out: Path | None) -> list[dict[str, Any]]:
@@ -251,10 +272,10 @@ def run_cases(cases: Sequence[Case], out: Path | None) -> list[dict[str, Any]]:
                     with out.open("a") as file:
                         file.write(profile.model_dump_json(exclude={"workload"}) + "\n")
             predicted, low, high = predict(case, profile, folder)
-            measured = asyncio.run(run_real(case, folder / "real"))
+            wall, quiet = run_real_quietly(case, folder / "real")
             row = asdict(case) | {
                 "name": case.name, "predicted": predicted, "low": low, "high": high,
-                "measured": measured, "load": os.getloadavg()[0],
+                "wall": wall, "quiet": quiet, "load": os.getloadavg()[0],
             }  # fmt: skip
             rows.append(row)
             print(format_row(row), flush=True)
@@ -269,13 +290,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains it")
     parser.add_argument("--out", type=Path, help="add rows and profiles here, as JSON lines")
     options = parser.parse_args()
-    print("| run | predicted, s per step | measured | error | load |\n|---|---|--:|--:|--:|")
+    print("| run | predicted, s per step | measured | error | by the wall | error | load |")
+    print("|---|---|--:|--:|--:|--:|--:|")
     rows = run_cases([case for case in CASES if options.only in case.name], options.out)
-    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
-    print(
-        f"\n{sum(error <= 0.15 for error in errors)} of {len(errors)} within 15 %; median error "
-        f"{100 * median(errors):.0f} %, largest {100 * max(errors):.0f} %"
-    )
+    for name in ("quiet", "wall"):
+        errors = [abs(find_error(row, name)) for row in rows]
+        print(
+            f"\n{name}: {sum(error <= 0.15 for error in errors)} of {len(errors)} within 15 %; median "
+            f"error {100 * median(errors):.0f} %, largest {100 * max(errors):.0f} %"
+        )
 
 
 if __name__ == "__main__":

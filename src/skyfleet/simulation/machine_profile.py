@@ -28,12 +28,16 @@ class MachineProfile(BaseModel):
     """A decoding step by the number of sequences, without their context."""
     context_seconds: float
     """Per step and token of context."""
+    prefill_seconds: float = 0.0
+    """Per prompt, beside its tokens."""
     prefill_token_seconds: float
     turn_seconds: float
     """Of the Python process that plays episodes; so is the next one."""
     episode_seconds: float
     update_fixed_seconds: float
     update_token_seconds: float
+    update_square_seconds: float = 0.0
+    """Per squared length of a sample, for attention."""
     push_seconds: float
     fixed_token_seconds: float
     """Metrics, checks and the log of a step, per token."""
@@ -60,7 +64,8 @@ class MachineEngineCosts:
 
     def prefill_seconds(self, n_new: int, n_before: int) -> float:
         # The first token is sampled in the same pass, which decodes for the others too.
-        return n_new * self.profile.prefill_token_seconds
+        profile = self.profile
+        return profile.prefill_seconds + n_new * profile.prefill_token_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,10 @@ class MachineStepCosts:
         return self.profile.learner_slowdown
 
     def update_seconds(self, lengths: Sequence[int]) -> float:
-        return self.profile.update_fixed_seconds + sum(lengths) * self.profile.update_token_seconds
+        profile = self.profile
+        squares = sum(length * length for length in lengths)
+        per_sample = sum(lengths) * profile.update_token_seconds
+        return profile.update_fixed_seconds + per_sample + squares * profile.update_square_seconds
 
     def fixed_seconds(self, n_tokens: int) -> float:
         return n_tokens * self.profile.fixed_token_seconds

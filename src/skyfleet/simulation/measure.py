@@ -22,6 +22,7 @@ from skyfleet.analysis.run_folder import open_run
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.simulation.machine_profile import MachineProfile, interpolate
+from skyfleet.simulation.quiet_clock import read_quiet_clock
 from skyfleet.simulation.workload import Workload
 from skyfleet.storage.local import find_existing_folder
 from skyfleet.trainer.plan_run import describe_machine
@@ -84,14 +85,14 @@ class _Measurement:
 
     async def measure(self) -> MachineProfile:
         groups = self.results[-1].groups
-        decode, context, prefill = await self._measure_engine()
+        decode, context, prefill, prefill_token = await self._measure_engine()
         samples = self.run.compute_samples(groups)
         if not samples:
             raise ConfigError(
                 "no measured group had attempts with different rewards, so no update was measured; "
                 "raise generator.n_samples_per_prompt, or choose easier tasks"
             )
-        fixed, per_token = await self._measure_learner(samples)
+        fixed, per_token, per_square = await self._measure_learner(samples)
         engine_slowdown, learner_slowdown = 1.0, 1.0
         if self.config.trainer.fully_async.enabled:
             engine_slowdown, learner_slowdown = await self._measure_contention(samples)
@@ -103,11 +104,13 @@ class _Measurement:
             is_async=self.config.trainer.fully_async.enabled,
             decode_seconds=decode,
             context_seconds=context,
-            prefill_token_seconds=prefill,
+            prefill_seconds=prefill,
+            prefill_token_seconds=prefill_token,
             turn_seconds=turn,
             episode_seconds=episode,
             update_fixed_seconds=fixed,
             update_token_seconds=per_token,
+            update_square_seconds=per_square,
             push_seconds=await _time(lambda: self.run.inference.push(self.run.learner)),
             fixed_token_seconds=self._measure_rest(),
             engine_slowdown=engine_slowdown,
@@ -115,8 +118,8 @@ class _Measurement:
             workload=record_workload([g for result in self.results for g in result.groups]),
         )
 
-    async def _measure_engine(self) -> tuple[dict[int, float], float, float]:
-        """Seconds per step by sequences, per token of context, and per prefilled token."""
+    async def _measure_engine(self) -> tuple[dict[int, float], float, float, float]:
+        """Seconds per step by sequences, per token of context, per prefill and per token of it."""
         capacity = self.config.max_episode_tokens - _LONG - 1
         short, long = max(8, capacity // 16), max(16, capacity * 3 // 4)
         most = self.config.generator.max_num_seqs
@@ -129,9 +132,12 @@ class _Measurement:
             size: max(seconds - context * size * (short + _LONG / 2), 1e-6)
             for size, seconds in steps.items()
         }
-        first = await self._measure_requests(largest, long, 1)
-        once = interpolate(steps, largest)
-        return decode, context, max(0.0, first - once) / (largest * long)
+        once = interpolate(decode, largest)
+        prefills = [
+            (prompt, max(0.0, await self._measure_requests(largest, prompt, 1) - once) / largest)
+            for prompt in (short, long)
+        ]
+        return decode, context, *fit_line(prefills)
 
     async def _measure_decoding(self, n: int, prompt: int) -> float:
         long = await self._measure_requests(n, prompt, _LONG)
@@ -174,40 +180,49 @@ class _Measurement:
             await engine.wake()
         return min(times)
 
-    async def _measure_learner(self, samples: Sequence[Sample]) -> tuple[float, float]:
-        """Seconds of an update without tokens, and per token."""
-        points: list[tuple[int, float]] = []
-        for share in (1, 2, 4, 1):
-            some = samples[: max(1, len(samples) // share)]
-            seconds = await _time(lambda some=some: self.run.learner.step(some), repeats=2)
-            points.append((sum(len(sample.token_ids) for sample in some), seconds))
-        return fit_line(points)
+    async def _measure_learner(self, samples: Sequence[Sample]) -> tuple[float, float, float]:
+        """Seconds of an update without tokens, per token, and per squared length of a sample."""
+        from scipy.optimize import nnls
+
+        short = self.run.compute_samples(await self._collect(5_000, max_turns=1))
+        parts = [samples, samples[::2], samples[::4], short or samples[:1], samples]
+        rows, seconds = [], []
+        for part in parts:
+            lengths = [len(sample.token_ids) for sample in part]
+            rows.append((1.0, float(sum(lengths)), float(sum(n * n for n in lengths))))
+            seconds.append(
+                await _time(lambda part=part: self.run.learner.step(part), repeats=_REPEATS)
+            )
+        # Divided by their times, so that small updates count as much as large ones.
+        scaled = [[x / y for x in row] for row, y in zip(rows, seconds, strict=True)]
+        fixed, per_token, per_square = nnls(scaled, [1.0] * len(rows))[0].tolist()
+        return fixed, per_token, per_square
 
     async def _measure_contention(self, samples: Sequence[Sample]) -> tuple[float, float]:
         """How much slower rollouts and an update are at the same time."""
         learner = self.run.learner
-        start, computed = perf_counter(), thread_time()
+        start, computed = read_quiet_clock(), thread_time()
         for number in range(_REPEATS):
             await self._collect(20_000 + number)
-        rollout, computed = perf_counter() - start, thread_time() - computed
-        start = perf_counter()
+        rollout, computed = read_quiet_clock() - start, thread_time() - computed
+        start = read_quiet_clock()
         for _ in range(_REPEATS):
             await learner.step(samples)
-        update = (perf_counter() - start) / _REPEATS
+        update = (read_quiet_clock() - start) / _REPEATS
         updates: list[float] = []
         plays = True
 
         async def learn() -> None:
             while plays:
-                start = perf_counter()
+                start = read_quiet_clock()
                 await learner.step(samples)
-                updates.append(perf_counter() - start)
+                updates.append(read_quiet_clock() - start)
 
         learning = asyncio.create_task(learn())
-        start = perf_counter()
+        start = read_quiet_clock()
         for number in range(_REPEATS):
             await self._collect(30_000 + number)
-        beside = perf_counter() - start
+        beside = read_quiet_clock() - start
         plays = False
         await learning
         # Waits for environments are the same in both.

@@ -118,9 +118,9 @@ def list_placements(config: RunConfig, n_gpus: int, gpus_per_node: int) -> list[
 
 
 def _split_sizes(n_gpus: int, gpus_per_node: int) -> Iterator[int]:
-    """Learners' GPUs: single ones on one node, else nodes, at most sixteen different ones."""
+    """Learners' GPUs: single ones on one node, else nodes, at most eight different ones."""
     unit = 1 if n_gpus <= gpus_per_node else gpus_per_node
-    stride = unit * max(1, n_gpus // unit // 16)
+    stride = unit * max(1, n_gpus // unit // 8)
     yield from range(stride, n_gpus, stride)
 
 
