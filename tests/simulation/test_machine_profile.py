@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from skyfleet.cli.main import app
 from skyfleet.errors import ConfigError
+from skyfleet.simulation import quiet_clock
 from skyfleet.simulation.machine_plan import build_machine_system, simulate_machine
 from skyfleet.simulation.machine_profile import (
     MachineProfile,
@@ -19,6 +21,7 @@ from skyfleet.simulation.machine_profile import (
     write_profile,
 )
 from skyfleet.simulation.measure import fit_line, measure_machine, split_turns
+from skyfleet.simulation.quiet_clock import read_core_wait
 from skyfleet.simulation.workload import Workload
 
 OVERRIDES = ("trainer.warm_start.steps=0", "data.val_data=[]", "generator.sampling_params.stop=[]")
@@ -106,3 +109,22 @@ def test_a_fitted_line_has_no_negative_part() -> None:
     assert fit_line([(1, 3.0), (2, 5.0)]) == pytest.approx((1, 2))
     assert fit_line([(1, 1.0), (2, 3.0)])[0] == pytest.approx(0, abs=1e-9)
     assert fit_line([(1, 3.0), (2, 1.0)]) == pytest.approx((2, 0))
+
+
+def test_the_quiet_clock_leaves_waits_for_a_core_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 s by the wall the main thread waited 1 s and the learner's thread 3 s."""
+    learner = threading.Thread(target=threading.Event().wait, name="learner_0", daemon=True)
+    waits = {threading.main_thread(): 1.0, learner: 3.0}
+    monkeypatch.setattr(quiet_clock, "perf_counter", lambda: 10.0)
+    monkeypatch.setattr(
+        quiet_clock, "read_core_wait", lambda thread=None: waits[thread or threading.main_thread()]
+    )
+    monkeypatch.setattr(quiet_clock, "find_learner_thread", lambda: None)
+    assert quiet_clock.read_quiet_clock() == 9.0
+    monkeypatch.setattr(quiet_clock, "find_learner_thread", lambda: learner)
+    assert quiet_clock.read_quiet_clock() == 7.0
+
+
+def test_a_thread_waits_for_a_core_or_nothing_is_known_of_it() -> None:
+    assert read_core_wait() >= 0
+    assert read_core_wait(threading.Thread(target=print)) == 0  # never started
