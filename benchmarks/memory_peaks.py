@@ -31,7 +31,7 @@ from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.trainer.available_memory import GIB, AvailableMemory, read_cpu_memory
 from skyfleet.trainer.fit_memory import FittedConfig, fit_training
 from skyfleet.trainer.load_policy import load_policy_model
-from skyfleet.trainer.memory_plan import MemoryPlan
+from skyfleet.trainer.memory_parts import MemoryPlan
 from skyfleet.trainer.tasks import load_training_tasks
 
 

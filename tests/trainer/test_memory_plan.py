@@ -25,10 +25,12 @@ from skyfleet.models.shape import read_model_shape, shape_of_module
 from skyfleet.trainer import fit_memory
 from skyfleet.trainer.available_memory import GIB, AvailableMemory
 from skyfleet.trainer.fit_memory import fit_inference, fit_training
-from skyfleet.trainer.memory_plan import Models, activations_per_token, plan_training
+from skyfleet.trainer.memory_parts import Models
+from skyfleet.trainer.memory_plan import plan_training
 from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import open_training_run, run_training
+from skyfleet.trainer.update_memory import activations_per_token
 
 SHAPES = Path(__file__).parents[1] / "assets" / "model_shapes"
 _opened: list[str] = []

@@ -45,7 +45,7 @@ def algorithm_errors(config: RunConfig) -> list[str]:
     errors += _engine_logprob_errors(config, loss)
     if loss is not None:
         errors += [*_correction_errors(config, loss), *loss.errors(config)]
-    errors += _staleness_errors(config, loss)
+    errors += [*_staleness_errors(config, loss), *_quantization_errors(config, loss)]
     return errors
 
 
@@ -191,6 +191,20 @@ def _staleness_errors(config: RunConfig, loss: PolicyLoss | None) -> Iterator[st
         yield (
             f"{key}, but {LOSS_KEY}={algorithm.policy_loss_type} takes no correction for stale "
             "tokens; choose another loss, such as regular, or set max_staleness_steps=0"
+        )
+
+
+def _quantization_errors(config: RunConfig, loss: PolicyLoss | None) -> Iterator[str]:
+    """vLLM samples from rounded weights, so its logprobs are of another policy than the learner's."""
+    generator, algorithm = config.generator, config.trainer.algorithm
+    method = generator.engine_init_kwargs.get("quantization")
+    if method is None or generator.backend != "vllm" or algorithm.off_policy_correction.active:
+        return
+    if loss is not None and loss.ratio_to(algorithm) == "old":
+        yield (
+            f"generator.engine_init_kwargs.quantization={method!r} samples from rounded weights, and "
+            f"{LOSS_KEY}={algorithm.policy_loss_type} takes its samples for the learner's own; set "
+            "trainer.algorithm.off_policy_correction.tis_ratio_type=token"
         )
 
 

@@ -9,6 +9,7 @@ import typer
 
 from skyfleet.cli.arguments import ConfigArgs, config_from
 from skyfleet.cli.interrupting import cancel_on_ctrl_c, exit_interrupted
+from skyfleet.cli.plan_gpus import measure_profile, print_gpu_plan
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.terminal import print
 
@@ -27,7 +28,11 @@ def plan_command(
         typer.Option(min=0, help="Of each measured evaluation; 0 is 4 x generator.max_num_seqs."),
     ] = 0,
     gpus: Annotated[
-        str, typer.Option(help="Name and number, for prices; by default this machine's GPU.")
+        str,
+        typer.Option(
+            help="A number: simulate the run on so many GPUs. A name, such as H200:8: for prices; by "
+            "default this machine's GPU."
+        ),
     ] = "",
     dollars_per_hour: Annotated[
         float, typer.Option(min=0, help="The price of this machine, instead of SkyPilot's.")
@@ -35,6 +40,26 @@ def plan_command(
     output: Annotated[
         Path | None, typer.Option(help="Instead of plan.json in the run's folder.")
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Write this machine's profile, for --gpus 1, and stop."),
+    ] = False,
+    profile: Annotated[
+        str, typer.Option(help="With --gpus N: costs of a card, such as h200, or a measured file.")
+    ] = "h200",
+    placements: Annotated[
+        str,
+        typer.Option(help="With --gpus N: config, or all: together, and apart with every split."),
+    ] = "config",
+    workload: Annotated[
+        Path | None, typer.Option(help="With --gpus N: a JSON file, instead of the profile's own.")
+    ] = None,
+    tool_seconds: Annotated[
+        str, typer.Option(help="With --gpus N: of a tool call: 0.2, or lognormal:MEAN:SIGMA.")
+    ] = "",
+    rollout_workers: Annotated[
+        int, typer.Option(min=1, help="With --gpus N: processes per node that play episodes.")
+    ] = 1,
     compare: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Compare a run with its plan.json, and stop.")
     ] = None,
@@ -42,6 +67,22 @@ def plan_command(
     """Measure a few steps of a run, and estimate its time, memory, tokens, cost and learning signal."""
     if compare is not None:
         _print_comparison(compare)
+        return
+    if measure or gpus.isdecimal():
+        config = config_from(config_args)
+        if measure:
+            path = measure_profile(config, output)
+            profile = str(path)
+        if gpus.isdecimal():
+            print_gpu_plan(
+                config,
+                int(gpus),
+                profile=profile,
+                placements=placements,
+                workload=workload,
+                tool_seconds=tool_seconds,
+                rollout_workers=rollout_workers,
+            )
         return
     from skyfleet.analysis.plan_text import format_plan
     from skyfleet.analysis.run_plan import PLAN, write_plan

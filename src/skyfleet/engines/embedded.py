@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import thread_time
 
 import numpy as np
 import torch
@@ -85,6 +86,8 @@ class EmbeddedEngine:
         self._policy_version = 0
         self.tokens_computed = 0
         """Tokens prefilled or decoded so far; shows what prefix caching saves."""
+        self.compute_seconds = 0.0
+        """Time of the event loop's thread on a processor that this engine took so far."""
 
     @property
     def decoder(self) -> Decoder:
@@ -146,8 +149,10 @@ class EmbeddedEngine:
         """Step until no request is left. An error fails every pending request."""
         try:
             while self._waiting or self._running:
+                start = thread_time()
                 with explain_out_of_memory("the engine", MEMORY_REMEDY, self._memory_plan):
                     self._step()
+                self.compute_seconds += thread_time() - start
                 await asyncio.sleep(0)  # let episodes process their turns and send new requests
         except BaseException as error:
             for request in (*self._waiting, *self._running):

@@ -97,8 +97,8 @@ class WeightUpdateExtension:
         """Checksums of the weights as vLLM received them last ("given"), and as it holds them
         ("held").
 
-        "held" covers weights with these names and shapes: those that vLLM packs for a CPU cannot be
-        read back.
+        "held" covers weights with these names and shapes: those that vLLM packs for a CPU, or
+        quantizes, cannot be read back.
         """
         parameters = dict(self.model_runner.get_model().named_parameters())
         fused = getattr(self.model_runner.get_model(), "packed_modules_mapping", {})
@@ -108,7 +108,9 @@ class WeightUpdateExtension:
             "held": {
                 name: weight_checksum(weight).tolist()
                 for name, weight in held.items()
-                if weight is not None and list(weight.shape) == list(shapes[name])
+                if weight is not None
+                and list(weight.shape) == list(shapes[name])
+                and weight.dtype in _COMPARABLE
             },
         }
 
@@ -121,6 +123,9 @@ class WeightUpdateExtension:
                 yield name, weight
 
         _replace(self, with_checksums())
+
+
+_COMPARABLE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def device_name(device: torch.device) -> str:

@@ -26,15 +26,14 @@ from skyfleet.trainer.available_memory import (
     read_cpu_memory,
     read_gpu_memory,
 )
+from skyfleet.trainer.memory_parts import MemoryPlan, Models
 from skyfleet.trainer.memory_plan import (
-    MemoryPlan,
-    Models,
     engine_bytes_per_row,
     plan_host,
     plan_inference,
     plan_training,
-    tokens_per_forward_pass,
 )
+from skyfleet.trainer.update_memory import tokens_per_forward_pass
 
 logger = logging.getLogger(__name__)
 

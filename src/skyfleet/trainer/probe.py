@@ -74,7 +74,7 @@ async def open_probe(
     # Beside the run's checkpoints, whose disk decides how long a checkpoint takes.
     root = find_existing_folder(Path(config.trainer.ckpt_path))
     with TemporaryDirectory(prefix=".plan-", dir=root, ignore_cleanup_errors=True) as folder:
-        probe_config = _configure(config, Path(folder), min(n_steps, schedule.total_steps))
+        probe_config = configure_probe(config, Path(folder), min(n_steps, schedule.total_steps))
         startup, saving = await _train(probe_config, train_tasks, sampled, start, on_progress)
         yield Probe(
             folder=open_run(Path(folder)),
@@ -116,7 +116,8 @@ async def _train(
         return seconds, run.log.pending[CHECKPOINT]
 
 
-def _configure(config: RunConfig, folder: Path, n_steps: int) -> RunConfig:
+def configure_probe(config: RunConfig, folder: Path, n_steps: int) -> RunConfig:
+    """The first steps of a run in a folder of their own."""
     trainer = config.trainer
     defaults = {
         name: Trainer.model_fields[name].get_default()
