@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr
 
 from skyfleet.config.section import Section, StrList
+from skyfleet.config.simulated_user import SimulatedUser
 
 
 class FleetTask(Section):
@@ -101,6 +102,8 @@ in a thread per episode, or in worker processes. auto moves the later episodes o
     """For closing an environment, and for a cancelled call to end before it is abandoned."""
     max_observation_chars: int = Field(10_000_000, ge=0)
     """An observation with more characters ends its episode as context_full, unread; 0 disables it."""
+    user: SimulatedUser = SimulatedUser()
+    """Who talks to the agent in conversational environments."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()
