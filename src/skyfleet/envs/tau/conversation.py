@@ -7,6 +7,7 @@ or an agent whose whole message is `<done>`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,9 +42,11 @@ class Case(Protocol):
     """One episode of a package: its database, its tools and its check."""
 
     system: str
-    tools: Sequence[ToolSpec]
     writing: frozenset[str]
     """Names of the tools that may change the database."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]: ...
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call a tool as the package's own loop does; what the tool raises is a result."""
@@ -117,7 +120,8 @@ class ConversationEnv:
             raise UserFailedError(progress.failure)
         if not progress.has_ended:
             return Grade(reward=0.0, success=False, explanation="the conversation has not ended")
-        return self._case.grade()
+        # Comparing databases of several megabytes takes up to a tenth of a second.
+        return await asyncio.to_thread(self._case.grade)
 
     async def close(self) -> None:
         await self._user.aclose()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -49,7 +50,7 @@ class _Stub(ModuleType):
             if self._is_importing:
                 return None
             try:
-                import litellm
+                litellm = import_module("litellm")
             except ImportError as error:
                 raise ImportError(
                     "the LLM users of tau-bench and tau2 need litellm: pip install litellm"

@@ -32,7 +32,7 @@ class InitialTables:
 
     def __init__(self, tables: Mapping[str, Any], to_text: Callable[[Any], str]) -> None:
         """`to_text` is what the package hashes."""
-        self._packed = marshal.dumps(tables)
+        self._packed = marshal.dumps(dict(tables))
         self._to_text = to_text
         self._records = {place: _pack(record) for place, record in _list_records(tables)}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from skyfleet.chat.message import ToolSpec
 from skyfleet.envs.tau.conversation import RESPOND, ToolResult
 from skyfleet.envs.tau.states import Changes
 from skyfleet.envs.tau.v1_package import Domain
@@ -22,10 +23,13 @@ class TauBenchCase:
         self._domain, self._task = domain, task
         self._env = domain.open(task)
         self.system = domain.system
-        self.tools = domain.tools
         self.writing = frozenset(
             tool.name for tool in domain.tools if not tool.name.startswith(_READING)
         )
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._domain.tools
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         text = str(self._env.step(self._make_action(name, dict(arguments))).observation)

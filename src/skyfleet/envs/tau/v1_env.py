@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 
 from skyfleet.config.root import RunConfig
@@ -13,6 +14,7 @@ from skyfleet.envs.tau.v1_package import SPLITS, load_checkout, load_domain
 from skyfleet.envs.tau.v1_tasks import find_package_task
 from skyfleet.envs.users.factory import build_user_factory
 from skyfleet.envs.users.scenario import COLUMN, Scenario, read_scenario
+from skyfleet.envs.users.user import User
 from skyfleet.errors import EnvError, TaskError
 from skyfleet.tasks.task import Task
 
@@ -36,13 +38,15 @@ def build_factory(config: RunConfig) -> EnvFactory:
             package_task = find_package_task(task, domain)
         except TaskError as error:
             raise EnvError(str(error)) from error
+        user: User
         if section.package_user is not None:
             user = PackageUser.of_tau_bench(section, package_task.instruction)
         else:
             user = make_user(
                 make_scenario(task, package_task.instruction), f"{task.key}/{next(sessions)}"
             )
-        return ConversationEnv(task, TauBenchCase(domain, package_task), user)
+        case = await asyncio.to_thread(TauBenchCase, domain, package_task)
+        return ConversationEnv(task, case, user)
 
     return open_tau_bench
 

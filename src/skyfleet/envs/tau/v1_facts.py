@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from collections.abc import Mapping
 
 Place = tuple[str, str]

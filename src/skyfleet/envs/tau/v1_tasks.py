@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from skyfleet.envs.tau.conversation import RESPOND
 from skyfleet.envs.tau.v1_facts import PASSED_BY_NOTHING, REFERENCE_ERRORS
 from skyfleet.envs.tau.v1_package import Domain, check_domain, check_split, load_domain
-from skyfleet.errors import ConfigError, TaskError
-from skyfleet.tasks.task import RecordedCall, Task
+from skyfleet.errors import TaskError
+from skyfleet.tasks.task import EXPECTED_ERRORS, NULL_SUCCESS, RecordedCall, Task
 
 ENV_CLASS = "tau_bench"
-EXPECTED_ERRORS = "expected_errors"
-NULL_SUCCESS = "null_success"
-"""Keys of `metadata`: how many reference calls fail, and whether doing nothing passes."""
-
-
-def read_tau_source(source: str, domains: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return domain and split of `tau_bench:retail?split=test`; without a split None."""
-    name, _, rest = source.partition(":")
-    domain, _, query = rest.partition("?")
-    if domain not in domains:
-        raise ConfigError(
-            f"{source}: {name} has no domain {domain!r}; choose from {', '.join(domains)}"
-        )
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    if unknown := sorted(options.keys() - {"split"}):
-        raise ConfigError(f"{source}: {unknown[0]!r} is unknown; write {name}:{domain}?split=test")
-    return domain, options.get("split")
 
 
 def tau_bench_tasks(domain_name: str, split: str = "test") -> list[Task]:
