@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,20 +100,53 @@ def list_reference_calls(category: str, entry: Entry) -> list[RecordedCall]:
 
 def choose_answer(entry: Entry) -> list[RecordedCall]:
     """Calls with the first value that the answer accepts for each argument."""
-    return [
-        RecordedCall(name=name_tool(name), arguments=_choose_values(accepted))
-        for call in entry.answer or ()
-        for name, accepted in call.items()
-    ]
+    is_java = entry.shown["id"].startswith("simple_java_")
+    calls = []
+    for call in entry.answer or ():
+        for name, accepted in call.items():
+            function = _find_function(entry, name)
+            arguments = _choose_values(accepted)
+            # An empty text may also be the only accepted value of an argument that is required.
+            arguments |= {n: "" for n in function["required"] if n not in arguments}
+            if entry.shown["id"].startswith("simple_java"):
+                arguments = {
+                    n: _to_literal(value, function["properties"][n]["type"], is_java=is_java)
+                    for n, value in arguments.items()
+                }
+            calls.append(RecordedCall(name=name_tool(name), arguments=arguments))
+    return calls
 
 
-def _choose_values(accepted: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """An empty text among the accepted values means that the argument may be left out."""
-    return {
-        name: _choose_nested(values[0] if isinstance(values, list) else values)
+def _find_function(entry: Entry, name: str) -> Mapping[str, Any]:
+    """The parameters of a function."""
+    found = (one["parameters"] for one in entry.checked["function"] if one["name"] == name)
+    return next(found, {"properties": {}, "required": []})
+
+
+_SUFFIXES = {"long": "L", "float": "f"}
+
+
+def _to_literal(value: Any, type_name: str, *, is_java: bool) -> str:
+    """A value as Java's or JavaScript's source text, which models write in these categories."""
+    if isinstance(value, str):
+        return value
+    if is_java and type_name in ("ArrayList", "Array"):
+        items = ", ".join(json.dumps(one) for one in value)
+        return (
+            f"new ArrayList<>(Arrays.asList({items}))"
+            if type_name == "ArrayList"
+            else f"new Object[]{{{items}}}"
+        )
+    return json.dumps(value) + (_SUFFIXES.get(type_name, "") if is_java else "")
+
+
+def _choose_values(accepted: Mapping[str, Any]) -> dict[str, Any]:
+    """An empty text means that the argument may be left out."""
+    chosen = {
+        name: next((one for one in values if one != ""), None) if isinstance(values, list) else values
         for name, values in accepted.items()
-        if not isinstance(values, list) or (values and "" not in values)
     }
+    return {name: _choose_nested(value) for name, value in chosen.items() if value is not None}
 
 
 def _choose_nested(value: Any) -> Any:
