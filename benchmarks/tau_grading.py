@@ -172,9 +172,7 @@ def measure(source: str, n_states: int, n_full: int) -> None:
     ]
     others = [call for task in tasks for call in task.solution]
     rng = Random(source)
-    draws = [
-        (task := rng.choice(tasks), draw_calls(task, others, rng)) for _ in range(n_states)
-    ]
+    draws = [(task := rng.choice(tasks), draw_calls(task, others, rng)) for _ in range(n_states)]
     judged = [suite.judge(*draw) for draw in draws]
     full = [suite.judge_fully(*draw) for draw in draws[:n_full]]
     equal = sum(one.ours == one.theirs for one in judged)
@@ -194,8 +192,10 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--full", type=int, default=20)
     arguments = parser.parse_args()
-    print("| suite | states | equal to the reference | same verdict by hash | same full verdict "
-          "| ours, ms | the package's, ms | |")
+    print(
+        "| suite | states | equal to the reference | same verdict by hash | same full verdict "
+        "| ours, ms | the package's, ms | |"
+    )
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for source in arguments.sources:
         measure(source, arguments.states, arguments.full)

@@ -143,7 +143,9 @@ def _to_literal(value: Any, type_name: str, *, is_java: bool) -> str:
 def _choose_values(accepted: Mapping[str, Any]) -> dict[str, Any]:
     """An empty text means that the argument may be left out."""
     chosen = {
-        name: next((one for one in values if one != ""), None) if isinstance(values, list) else values
+        name: next((one for one in values if one != ""), None)
+        if isinstance(values, list)
+        else values
         for name, values in accepted.items()
     }
     return {name: _choose_nested(value) for name, value in chosen.items() if value is not None}

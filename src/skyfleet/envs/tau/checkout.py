@@ -33,6 +33,8 @@ class Package:
     """Below the Python package; another package of the same name has no such file."""
     hashed: Sequence[str]
     """Patterns below the Python package: the files that decide tasks, tools and rewards."""
+    needs: str = ""
+    """How to install what the package imports, for an error message."""
     tested_commit: str
     tested_fingerprint: str
 
@@ -81,21 +83,20 @@ def importing(checkout: Checkout) -> Iterator[None]:
     sys.path.insert(0, str(source))
     try:
         with stub_litellm():
-            try:
-                file = import_module(package.name).__file__
-                yield
-            except ImportError as error:
+            file = import_module(package.name).__file__
+            if file is None or not Path(file).is_relative_to(source):
                 raise ConfigError(
-                    f"{package.variable}={checkout.path}: {package.name} cannot be imported "
-                    f"({error}); install what it needs"
-                ) from error
+                    f"another package named {package.name} is already imported from {file}; uninstall "
+                    f"it, or import the tasks of {package.repository} first"
+                )
+            yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{package.variable}={checkout.path}: {package.name} cannot be imported ({error}); "
+            f"install what it needs{package.needs}"
+        ) from error
     finally:
         sys.path.remove(str(source))
-    if file is None or not Path(file).is_relative_to(source):
-        raise ConfigError(
-            f"another package named {package.name} is already imported from {file}; uninstall it, or "
-            f"import skyfleet's tasks of {package.repository} first"
-        )
 
 
 def _hash_files(folder: Path, patterns: Sequence[str]) -> str:

@@ -78,6 +78,13 @@ def load_domain(name: str) -> Domain:
         types = import_module("tau_bench.types")
         module = import_module(f"tau_bench.envs.{name}.env")
         loader = import_module(f"tau_bench.envs.{name}.data")
+        try:
+            tables = loader.load_data()
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"TAU_BENCH_PATH={checkout.path}: the data of {name} cannot be loaded ({error}); "
+                "check the clone out again"
+            ) from error
         classes = [
             value
             for value in vars(module).values()
@@ -91,13 +98,6 @@ def load_domain(name: str) -> Domain:
             for split in SPLITS[name]
         }
     first = next(iter(envs.values()))
-    try:
-        tables = loader.load_data()
-    except OSError as error:
-        raise ConfigError(
-            f"TAU_BENCH_PATH={checkout.path}: the data of {name} is missing ({error}); check the "
-            "clone out again"
-        ) from error
     return Domain(
         name=name,
         is_tested=checkout.is_tested,

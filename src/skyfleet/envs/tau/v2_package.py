@@ -27,6 +27,7 @@ PACKAGE = Package(
     source="src",
     required_file="environment/environment.py",
     hashed=("environment/*.py", "domains/**/*.py", "data_model/*.py", "evaluator/*.py"),
+    needs=": pip install 'skyfleet[tau2]'",
     tested_commit="a2c024725189473d2d7cea3a5cfdbcc67478e41f",
     tested_fingerprint="e5ecb9f7330f16755f105b10c6f3e4c9de917c17a041277ea750764821d69ee6",
 )
@@ -106,8 +107,6 @@ def load_package() -> tuple[Tau2, Path]:
                 "tau2.orchestrator.orchestrator"
             ).DEFAULT_FIRST_AGENT_MESSAGE.content,
         )
-        for name in DOMAINS:
-            import_module(f"tau2.domains.{name}.environment")
     return package, folder
 
 
@@ -116,7 +115,8 @@ def load_domain(name: str) -> Domain:
     check_domain(name)
     package, folder = load_package()
     check_data(name, folder)
-    module = import_module(f"tau2.domains.{name}.environment")
+    with importing(load_checkout()):
+        module = import_module(f"tau2.domains.{name}.environment")
     environment = module.get_environment()
     databases = {"agent": environment.tools.db}
     user_tools = []
