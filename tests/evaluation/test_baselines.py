@@ -5,9 +5,18 @@ from __future__ import annotations
 from tests.fakes.counter_env import CounterEnv
 
 from skyfleet.envs.env import Env
-from skyfleet.evaluation.baselines import Baseline, baseline_faults, measure_baselines
+from skyfleet.errors import EnvError
+from skyfleet.evaluation.baselines import (
+    Baseline,
+    baseline_faults,
+    find_declared_baselines,
+    measure_baselines,
+)
+from skyfleet.evaluation.report import EvalReport
+from skyfleet.evaluation.table import score_table
 from skyfleet.rollouts.episode import Limits
-from skyfleet.tasks.task import Grade, RecordedCall, Task
+from skyfleet.tasks.task import NULL_SUCCESS, Grade, RecordedCall, Task
+from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 from skyfleet.worlds.catalog import generate_world_tasks, open_world
 
 LIMITS = Limits(max_turns=8, max_input_length=0, trajectory_timeout_seconds=0)
@@ -78,3 +87,50 @@ async def test_ungraded_attempts_are_in_no_rate() -> None:
     assert (await measure(press("a", by=3, env_key="broken")))["broken"] == Baseline(
         null_rate=None, oracle_rate=None, vacuous=(), impossible=()
     )
+
+
+def declaring(key: str, env_key: str, null_success: bool | None) -> Task:
+    metadata = {} if null_success is None else {NULL_SUCCESS: null_success}
+    return Task(key=key, env_key=env_key, prompt="p", metadata=metadata)
+
+
+def test_tasks_that_declare_the_null_score_need_not_be_played() -> None:
+    tasks = [declaring("a", "shop", True), declaring("b", "shop", False)]
+    tasks += [declaring("c", "bank", True), declaring("d", "bank", None)]
+    declared = find_declared_baselines(tasks)
+    # Of the bank's tasks one does not say it.
+    assert list(declared) == ["shop"]
+    assert (declared["shop"].null_rate, declared["shop"].oracle_rate) == (0.5, None)
+    assert declared["shop"].vacuous == ("a",)
+
+
+async def test_a_declared_null_score_is_not_measured() -> None:
+    opened = []
+
+    async def open_env(task: Task) -> Env:
+        opened.append(task.key)
+        raise EnvError("not open")
+
+    tasks = [declaring("a", "shop", True), declaring("b", "shop", None)]
+    limits = Limits(max_turns=1, max_input_length=0, trajectory_timeout_seconds=5)
+    baselines = await measure_baselines(tasks, open_env, limits, max_concurrent=1)
+    assert opened == ["b"]
+    assert baselines["shop"].null_rate == 1.0
+
+
+def test_a_report_shows_the_declared_null_score_beside_the_result() -> None:
+    task = declaring("a", "shop", True)
+    trajectory = Trajectory(
+        task_key="a",
+        env_key="shop",
+        sample=0,
+        prompt=(),
+        turns=(),
+        transcripts=(),
+        ending=Ending.DONE,
+        grade=Grade(reward=0.0, success=False),
+    )
+    group = Group(task_key="a", env_key="shop", trajectories=(trajectory,))
+    report = EvalReport.from_groups("val", [group], step=0, tasks=[task])
+    row = next(line for line in score_table([report]).splitlines() if " shop " in line)
+    assert [cell.strip() for cell in row.split("|")][-3:-1] == ["100.0 %", ""]

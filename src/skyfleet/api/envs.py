@@ -28,8 +28,20 @@ _SECTIONS = {
     "skyrl_gym": "environment.skyrl_gym",
     "world": "environment",
     "agentdojo": "environment",
+    "bfcl": "environment",
 }
 """The configuration section that each environment class reads its settings from."""
+
+_TAU_SPLITS: Mapping[str, Mapping[str, tuple[str | None, str]]] = {
+    "tau_bench": {"retail": ("train", "test"), "airline": (None, "test")},
+    "tau2": {
+        "airline": ("train", "test"),
+        "retail": ("train", "test"),
+        "telecom": ("train", "test"),
+        "mock": (None, "base"),
+    },
+}
+"""Splits to train and to evaluate on, by suite and domain."""
 
 OBJECT_PREFIX = "python:"
 """How config.yaml names an environment that cannot be imported by name."""
@@ -55,7 +67,7 @@ def env(name: str, **settings: Any) -> EnvSpec:
     """An environment that exists: a built-in one, an adapter, or `module:function` of your own.
 
     Settings are keys of its configuration section: `sf.env("openenv", base_url=...)` sets
-    environment.openenv.base_url.
+    environment.openenv.base_url. `sf.env("tau_bench", domain="retail")` has its own tasks.
 
     >>> import skyfleet as sf
     >>> sf.env("world:github").overrides
@@ -82,11 +94,8 @@ def env(name: str, **settings: Any) -> EnvSpec:
                 "settings itself; pass the function as env="
             )
         return EnvSpec(name=rest, overrides={"environment.env_class": name})
-    if env_class == "tau_bench":
-        raise ConfigError(
-            "sf.env('tau_bench'): tau-bench is not supported yet; use a world, such as "
-            "sf.env('world:booking')"
-        )
+    if env_class in ("tau_bench", "tau2"):
+        return _name_tau_domain(env_class, **settings)
     if env_class not in _SECTIONS:
         # Any other name is an environment of skyrl-gym's registry, such as gsm8k.
         keys = {"env_class": "skyrl_gym", "skyrl_gym.env_id": name}
@@ -95,6 +104,23 @@ def env(name: str, **settings: Any) -> EnvSpec:
     section = _SECTIONS[env_class]
     keys = {f"{section}.{key}": value for key, value in settings.items()}
     return EnvSpec(name=name, overrides={"environment.env_class": env_class, **keys})
+
+
+def _name_tau_domain(suite: str, domain: str = "retail", **settings: Any) -> EnvSpec:
+    """Train on the train split and evaluate on the test split, where the domain has both."""
+    splits = _TAU_SPLITS[suite]
+    if domain not in splits:
+        raise ConfigError(
+            f"sf.env({suite!r}, domain={domain!r}): no such domain; choose from {', '.join(splits)}"
+        )
+    train, test = splits[domain]
+    keys = {f"environment.tau_bench.{key}": value for key, value in settings.items()}
+    return EnvSpec(
+        name=domain if suite == "tau_bench" else f"{suite}-{domain}",
+        overrides={"environment.env_class": suite, **keys},
+        tasks=train and f"{suite}:{domain}?split={train}",
+        eval_tasks=f"{suite}:{domain}?split={test}",
+    )
 
 
 class AgentEnv:

@@ -91,8 +91,8 @@ def find_trained_envs(config: RunConfig) -> tuple[frozenset[str] | None, list[st
 
 def check_eval_verifiers(config: RunConfig, sets: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError if a verifier in the files of the sets would run here unconfined."""
-    from skyfleet.curation.quarantine import is_file
     from skyfleet.envs.verifiers.confinement import check_verifiers
+    from skyfleet.tasks.sources import is_file
     from skyfleet.trainer.tasks import load_sources
 
     for name, sources in sets.items():

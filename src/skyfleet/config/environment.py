@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr
 
 from skyfleet.config.section import Section, StrList
+from skyfleet.config.simulated_user import SimulatedUser
 
 
 class FleetTask(Section):
@@ -34,6 +35,15 @@ class SkyrlGym(Section):
     """Threads for environments that block; 0 runs them inline."""
     fleet_task: FleetTask = FleetTask()
     tau_bench: TauBench = TauBench()
+
+
+class TauSuites(Section):
+    package_user: Literal["llm", "react", "verify", "reflection"] | None = None
+    """A user simulator of tau-bench, or with llm tau2's, instead of environment.user; needs litellm."""
+    user_model: str = "gpt-4o"
+    """What litellm calls the model of that simulator."""
+    user_provider: str = "openai"
+    """litellm's provider of that model."""
 
 
 class OpenEnv(Section):
@@ -77,8 +87,8 @@ class Verifier(Section):
 
 class Environment(Section):
     env_class: str = "world"
-    """What runs tasks: world, fleet_task, openenv_fleet, openenv, mcp, skyrl_gym, agentdojo, the name \
-of a skyrl-gym environment such as gsm8k, or module:function."""
+    """What runs tasks: world, fleet_task, openenv_fleet, openenv, mcp, skyrl_gym, agentdojo, tau_bench, tau2, \
+bfcl, the name of a skyrl-gym environment such as gsm8k, or module:function."""
     env_classes: dict[str, str] = Field({})
     """env_class per env_key, for a run that mixes several kinds."""
     worlds: StrList = Field([])
@@ -101,6 +111,10 @@ in a thread per episode, or in worker processes. auto moves the later episodes o
     """For closing an environment, and for a cancelled call to end before it is abandoned."""
     max_observation_chars: int = Field(10_000_000, ge=0)
     """An observation with more characters ends its episode as context_full, unread; 0 disables it."""
+    user: SimulatedUser = SimulatedUser()
+    """Who talks to the agent in conversational environments."""
+    tau_bench: TauSuites = TauSuites()
+    """Of env_class tau_bench and tau2."""
     openenv: OpenEnv = OpenEnv()
     mcp: Mcp = Mcp()
     skyrl_gym: SkyrlGym = SkyrlGym()

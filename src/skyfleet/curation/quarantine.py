@@ -14,6 +14,7 @@ from skyfleet.curation.verdict import Reason, Verdict
 from skyfleet.errors import ConfigError, TaskError
 from skyfleet.storage.store import is_remote, read_bytes, sibling_address, write_bytes
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest, row_sha256, sha256_hex
+from skyfleet.tasks.sources import is_file
 from skyfleet.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,6 @@ class Quarantine:
                     evidence=verdict.evidence,
                 )
         return Quarantine(rows)
-
-
-def is_file(source: str) -> bool:
-    """`world:` and `agentdojo:` sources are generated, not read."""
-    return not source.startswith(("world:", "agentdojo:"))
 
 
 def find_quarantine(sources: Iterable[str], named: str | None) -> Quarantine:

@@ -17,6 +17,7 @@ from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_policy
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
+from skyfleet.tasks.task import EXPECTED_ERRORS as EXPECTED_ERRORS
 from skyfleet.tasks.task import RecordedCall, Task
 from skyfleet.trajectories.trajectory import Ending, Trajectory
 
@@ -119,9 +120,6 @@ def _mutate_text(text: str) -> str:
         # As a prefix, because some verifiers compare only the beginning.
         return f"zorqua {text}"
 
-
-EXPECTED_ERRORS = "expected_errors"
-"""Key of `metadata`: the number of reference calls that fail on purpose."""
 
 MAX_MUTATED_ARGUMENTS = 12
 MAX_WRONG_VALUES = 5

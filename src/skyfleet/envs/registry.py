@@ -30,6 +30,9 @@ ENV_CLASSES: dict[str, str | FactoryBuilder] = {
     "mcp": "skyfleet.envs.mcp.client:build_factory",
     "skyrl_gym": "skyfleet.envs.skyrl_gym:build_factory",
     "agentdojo": "skyfleet.envs.agentdojo.env:build_factory",
+    "tau_bench": "skyfleet.envs.tau.v1_env:build_factory",
+    "tau2": "skyfleet.envs.tau.v2_env:build_factory",
+    "bfcl": "skyfleet.envs.bfcl.env:build_factory",
 }
 """Built-in adapters: the function that makes an EnvFactory from the run's config."""
 
@@ -118,7 +121,7 @@ def _build(env_class: str, config: RunConfig, *, key: str) -> EnvFactory:
         reject_missing_secrets("environment.mcp", environment.mcp)
     elif env_class == "openenv":
         reject_missing_secrets("environment.openenv", environment.openenv)
-    elif env_class not in ("world", "agentdojo"):
+    elif env_class in ("skyrl_gym", *_FLEET_CLASSES) or env_class not in ENV_CLASSES:
         reject_missing_secrets("environment.skyrl_gym", environment.skyrl_gym)
     factory = _find_builder(env_class, key=key)(config)
     fleet_asks = (

@@ -15,7 +15,7 @@ from skyfleet.evaluation.score import PASS_THRESHOLD, passes
 from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect, run_episode
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
-from skyfleet.tasks.task import Task
+from skyfleet.tasks.task import NULL_SUCCESS, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,10 @@ async def measure_baselines(
     pass_threshold: float = PASS_THRESHOLD,
     run: EpisodeRunner = run_episode,
 ) -> dict[str, Baseline]:
-    """By environment: two scripted episodes per task, under the policy's limits."""
+    """By environment: two scripted episodes per task, under the policy's limits.
+
+    Tasks that declare what the null agent scores are not played by it.
+    """
 
     async def passed(tasks: Sequence[Task], policy: AgentFactory) -> dict[str, bool]:
         """By task key, without ungraded tasks."""
@@ -50,11 +53,34 @@ async def measure_baselines(
         grades = {group.task_key: group.trajectories[0].grade for group in groups}
         return {k: passes(grade, pass_threshold) for k, grade in grades.items() if grade}
 
-    null = await passed(tasks, null_policy)
+    null = _read_declared(tasks)
+    null |= await passed([task for task in tasks if task.key not in null], null_policy)
     oracle = await passed([task for task in tasks if task.solution], oracle_policy)
     return {
         env_key: _baseline([task.key for task in tasks if task.env_key == env_key], null, oracle)
         for env_key in sorted({task.env_key for task in tasks})
+    }
+
+
+def find_declared_baselines(tasks: Sequence[Task]) -> dict[str, Baseline]:
+    """What is known without playing: environments of which every task declares the null score."""
+    declared = _read_declared(tasks)
+    by_env: dict[str, list[str]] = {}
+    for task in tasks:
+        by_env.setdefault(task.env_key, []).append(task.key)
+    return {
+        env_key: _baseline(keys, declared, {})
+        for env_key, keys in sorted(by_env.items())
+        if declared.keys() >= set(keys)
+    }
+
+
+def _read_declared(tasks: Sequence[Task]) -> dict[str, bool]:
+    """Whether the null agent passes, by the key of each task that declares it."""
+    return {
+        task.key: task.metadata[NULL_SUCCESS]
+        for task in tasks
+        if isinstance(task.metadata.get(NULL_SUCCESS), bool)
     }
 
 

@@ -22,7 +22,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.envs.grading_code import GradingCode
 from skyfleet.errors import ConfigError
 from skyfleet.evaluation.agent_info import AgentInfo, differences
-from skyfleet.evaluation.baselines import Baseline
+from skyfleet.evaluation.baselines import Baseline, find_declared_baselines
 from skyfleet.evaluation.score import PASS_THRESHOLD, EnvScore, TaskOutcome
 from skyfleet.metrics.rollout_metrics import metric_key, signal_metrics
 from skyfleet.storage.local import make_folder, write_atomically
@@ -52,7 +52,7 @@ class EvalReport:
     by_exposure: Mapping[str, EnvScore] = field(default_factory=dict)
     """Trained and held-out environments; empty if the trained ones are not known."""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
-    """By environment; empty if they were not measured."""
+    """By environment; empty if they were neither measured nor declared by the tasks."""
     pass_threshold: float = PASS_THRESHOLD
     # The alias keeps the key of reports on disk, whatever the attribute is called.
     agent_info: Annotated[AgentInfo | None, Field(alias="played_by")] = None
@@ -107,7 +107,8 @@ class EvalReport:
             )
             if trained_envs is not None
             else {},
-            baselines=baselines or {},
+            baselines=baselines
+            or find_declared_baselines([by_key[k] for k in by_task if k in by_key]),
             pass_threshold=pass_threshold,
             agent_info=agent_info,
             grading_code=grading_code,

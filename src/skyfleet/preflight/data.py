@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from skyfleet.curation.quarantine import check_training_data, find_quarantine, is_file
+from skyfleet.curation.quarantine import check_training_data, find_quarantine
 from skyfleet.envs.registry import check_task_classes
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.preflight.check import (
@@ -15,6 +15,7 @@ from skyfleet.preflight.check import (
     check,
 )
 from skyfleet.tasks.sampling import check_batch_size
+from skyfleet.tasks.sources import is_file
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.tasks import check_disjoint, load_sources
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from skyfleet.config.loading import load_config_file
 from skyfleet.config.root import RunConfig
-from skyfleet.curation.quarantine import find_data_version, is_file
+from skyfleet.curation.quarantine import find_data_version
 from skyfleet.errors import ConfigError
 from skyfleet.storage.store import is_remote
 from skyfleet.sweeps.grid import SIZE_KEY, Grid, Variant
 from skyfleet.tasks.sampling import check_batch_size
+from skyfleet.tasks.sources import is_file
 from skyfleet.tasks.splits import select_subset
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.tasks import build_schedule, load_sources, load_training_tasks

@@ -20,6 +20,11 @@ from skyfleet.tasks.grade import Grade as Grade
 
 Modality = Literal["tool_use", "computer_use", "browser_use"]
 
+EXPECTED_ERRORS = "expected_errors"
+"""Key of `metadata`: the number of reference calls that fail on purpose."""
+NULL_SUCCESS = "null_success"
+"""Key of `metadata`: whether doing nothing solves the task, where that is known in advance."""
+
 
 class RecordedCall(BaseModel):
     """A tool call of the reference solution."""

@@ -10,6 +10,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import SkyfleetError
 from skyfleet.storage.store import read_bytes, sibling_address
 from skyfleet.tasks.manifest import MANIFEST
+from skyfleet.tasks.sources import is_file
 from skyfleet.tracking.step_log import StepLog
 from skyfleet.trainer.bucket_layout import REPORT
 
@@ -26,9 +27,7 @@ def attach_inputs(log: StepLog, config: RunConfig) -> None:
     data = config.data
     sources = [*data.train_data, *(s for part in data.eval_sets.values() for s in part)]
     addresses = dict.fromkeys(
-        sibling_address(source, MANIFEST)
-        for source in sources
-        if not source.startswith(("world:", "agentdojo:"))
+        sibling_address(source, MANIFEST) for source in sources if is_file(source)
     )
     number = 0
     for address in addresses:

@@ -73,13 +73,22 @@ def load_sources(sources: Sequence[str], *, key: str) -> list[Task]:
 
 
 def _load(source: str) -> list[Task]:
-    """A file, `world:github?split=train&count=400`, or `agentdojo:slack` (`agentdojo:` is all)."""
+    """A file, `world:github?split=train&count=400`, `agentdojo:slack` (`agentdojo:` is all),
+    `tau_bench:retail?split=test`, `tau2:airline?split=base` or `bfcl:simple_python?count=100`."""
     if source.startswith("world:"):
         return tasks_from_source(source)
     if source.startswith("agentdojo:"):
         from skyfleet.envs.agentdojo.tasks import agentdojo_tasks
 
         return agentdojo_tasks(source.removeprefix("agentdojo:") or None)
+    if source.startswith(("tau_bench:", "tau2:")):
+        from skyfleet.envs.tau.sources import tau_tasks_from_source
+
+        return tau_tasks_from_source(source)
+    if source.startswith("bfcl:"):
+        from skyfleet.envs.bfcl.tasks import bfcl_tasks_from_source
+
+        return bfcl_tasks_from_source(source)
     return load_tasks(source)
 
 

@@ -32,6 +32,7 @@ from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.storage.store import is_remote, sibling_address
 from skyfleet.tasks.manifest import MANIFEST, Manifest, read_manifest
+from skyfleet.tasks.sources import is_file
 from skyfleet.tracking.step_log import PHASE_NAMES
 
 _TIMING_PREFIX = "timing/"
@@ -39,7 +40,6 @@ _MAX_POINTS = 60
 _SMALL_SHARE = 0.01
 """Phases with a smaller share of the time have no chart."""
 _SENTINEL_PREFIX = "sentinel/"
-_GENERATED = ("world:", "agentdojo:")
 _HASH_CHARACTERS = 12
 
 
@@ -251,7 +251,7 @@ def _data(config: RunConfig) -> Iterator[Html]:
     if not config.data.train_data:
         yield note("data.train_data is empty.")
     for source in config.data.train_data:
-        if source.startswith(_GENERATED):
+        if not is_file(source):
             yield note(tag("code", source), " is generated and has no manifest.")
         elif is_remote(source):
             yield note(tag("code", source), " is remote; its manifest was not read.")
