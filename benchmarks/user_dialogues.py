@@ -144,7 +144,9 @@ async def _converse(task: Task, user: User) -> list[dict[str, str]]:
         if turn.is_done and turn.failure is None:
             break
         turn = await user.reply(text)
-        messages += [{"role": "agent", "text": text}, {"role": "user", "text": turn.text}]
+        messages.append({"role": "agent", "text": text})
+        if turn.text or turn.failure is not None:  # without either it only ended the conversation
+            messages.append({"role": "user", "text": turn.text})
     await user.aclose()
     return messages
 

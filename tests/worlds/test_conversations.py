@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderers import make_renderer
+from skyfleet.cli.worlds import worlds_app
 from skyfleet.curation.inspection import open_inspectable
 from skyfleet.curation.replay import mutate_message
 from skyfleet.curation.validate import validate
@@ -18,6 +20,7 @@ from skyfleet.curation.verdict import open_journal
 from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.envs.users.scenario import Scenario, read_scenario
 from skyfleet.envs.users.scripted import GOODBYE, RuleBasedUser, ScriptedUser
+from skyfleet.errors import ConfigError
 from skyfleet.models.tiny import train_tokenizer
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.random_agent import random_policy
@@ -237,6 +240,24 @@ async def test_a_task_survives_its_file_and_is_graded_in_the_jail_alike() -> Non
 def test_a_mutated_message_states_other_numbers_or_nothing() -> None:
     assert mutate_message("It is $9.50, see R4.") == "It is $10.51, see R5."
     assert mutate_message("It is done.") == "zorqua"
+
+
+def test_conversations_are_not_served_in_one_sentence() -> None:
+    result = CliRunner().invoke(worlds_app, ["serve", "world:telecom?count=1", "--dry-run"])
+    assert isinstance(result.exception, ConfigError)
+    assert "skyfleet rollout" in str(result.exception)
+
+
+def test_the_page_names_every_template_with_its_difficulty_and_the_counts() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "conversations.md").read_text()
+    for name in CONVERSATION_NAMES:
+        world = get_world(name)
+        held_out = sum(template.held_out for template in world.templates)
+        assert f"| {len(world.templates)} ({held_out}) |" in page
+        rows = page.partition(f"| `{name}` | 1 |")[2].splitlines()[:3]
+        for difficulty, row in enumerate(rows, start=1):
+            names = {one.name for one in world.templates if one.difficulty == difficulty}
+            assert set(re.findall(r"`(\w+)`", row)) == names
 
 
 @pytest.mark.exhaustive
