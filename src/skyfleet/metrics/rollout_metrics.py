@@ -46,6 +46,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         attempt.success is True for group in graded for attempt in group.graded
     )
     metrics[metric_key("reward", f"avg_pass_at_{n}")] = _pass_rate(graded)
+    metrics |= _pass_hat_rates(graded, n, "reward", f"avg_pass_hat_{n}")
     metrics[metric_key("reward", "avg_raw_reward")] = fmean(rewards)
     metrics[metric_key("reward", "mean_positive_reward")] = mean_positive_reward(rewards)
     by_env: dict[str, list[Group]] = defaultdict(list)
@@ -53,6 +54,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         by_env[group.env_key].append(group)
     for env_key, env_groups in sorted(by_env.items()):
         metrics[metric_key("reward", env_key, f"pass_at_{n}")] = _pass_rate(env_groups)
+        metrics |= _pass_hat_rates(env_groups, n, "reward", env_key, f"pass_hat_{n}")
         rewards_by_prompt = [group.rewards for group in env_groups]
         for name, value in signal_metrics(rewards_by_prompt).items():
             metrics[metric_key("reward", env_key, name)] = value
@@ -92,6 +94,14 @@ def mean_positive_reward(rewards: Iterable[float]) -> float:
 
 def _pass_rate(groups: Sequence[Group]) -> float:
     return fmean(any(attempt.success for attempt in group.graded) for group in groups)
+
+
+def _pass_hat_rates(groups: Sequence[Group], n: int, *key: str) -> dict[str, float]:
+    """Share of the groups with n graded attempts that passed all of them; none without such a group."""
+    whole = [group for group in groups if len(group.graded) == n]
+    if n < 2 or not whole:
+        return {}
+    return {metric_key(*key): fmean(all(a.success for a in group.graded) for group in whole)}
 
 
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
