@@ -104,7 +104,7 @@ environment.isolation environment.worker_memory_gb environment.close_timeout_sec
 environment.max_observation_chars
 generator.max_num_seqs generator.backend generator.remote_inference_engine_urls
 generator.probe_timeout_seconds
-generator.use_native_tool_calling
+generator.use_native_tool_calling generator.tool_call_parsing generator.log_tool_call_repairs
 environment.skyrl_gym.tau_bench.use_native_tool_calling
 """
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from math import nan
 from statistics import fmean, pstdev, pvariance
 
+from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Transcript
 from skyfleet.trajectories.entry import sampled_tokens, tool_errors
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
@@ -114,6 +115,11 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {metric_key("reward", "parse_failure_rate"): failure_rate}
     if not episodes:
         return metrics
+    actions = [turn.action for episode in episodes for turn in episode.turns]
+    metrics[metric_key("generate", "repaired_calls")] = float(
+        sum(a.repaired_calls for a in actions)
+    )
+    metrics[metric_key("generate", "empty_responses")] = float(sum(map(_is_empty, actions)))
     metrics |= {**_ending_metrics(episodes), **_token_metrics(episodes)}
     by_env: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
@@ -130,6 +136,13 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     overall["total_episodes"] = overall.pop("num_episodes")
     overall["total_env_init_failed"] = float(sum(map(_env_init_failed, episodes)))
     return metrics | {metric_key("environment", name): value for name, value in overall.items()}
+
+
+def _is_empty(action: Message) -> bool:
+    """Nothing but a stop token, or not even that."""
+    return not (
+        action.text.strip() or action.reasoning or action.tool_calls or action.malformed_calls
+    )
 
 
 def _ending_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from skyfleet.chat.lenient_renderer import LenientRenderer
 from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.renderers import make_renderer
 from skyfleet.chat.template import load_template
@@ -84,13 +85,16 @@ async def load_policy_model(
 
 def build_renderer(generator: GeneratorConfig, tokenizer: Any) -> Renderer:
     template = generator.chat_template
-    return make_renderer(
+    renderer = make_renderer(
         tokenizer,
         chat_template=load_template(template.source, template.name_or_path),
         chat_template_kwargs=generator.chat_template_kwargs,
         tool_call_parser=generator.tool_call_parser,
         close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
     )
+    if generator.tool_call_parsing == "strict":
+        return renderer
+    return LenientRenderer(renderer, log=generator.log_tool_call_repairs)
 
 
 async def _load(

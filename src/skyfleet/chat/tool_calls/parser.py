@@ -111,10 +111,16 @@ def parse_turn(text: str, start_tags: re.Pattern[str], parse_block: BlockParser)
     return ParsedTurn(
         content=_join(content),
         reasoning=_join(reasoning) if reasoning else None,
-        tool_calls=assign_call_ids([call for _, block in blocks for call in block.calls]),
+        tool_calls=assign_call_ids([call for _, block in blocks for call in _mark(block)]),
         malformed_calls=tuple(raw for raw, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
+
+
+def _mark(block: Block) -> Sequence[ToolCall]:
+    if not block.repaired:
+        return block.calls
+    return [replace(call, repair="closing brackets") for call in block.calls]
 
 
 def split_reasoning(text: str) -> tuple[str, str | None]:

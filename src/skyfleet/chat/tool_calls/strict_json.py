@@ -44,7 +44,7 @@ MAX_DEPTH = 100
 NAME_KEYS = ("name", "tool")
 ARGUMENT_KEYS = ("arguments", "parameters", "params")
 
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def decode_at(text: str, position: int, decoder: json.JSONDecoder = _STRICT) -> 
 def skip_open_brackets(text: str, start: int) -> int:
     """The position behind the first `MAX_OPEN` brackets that are open at once."""
     depth = 0
-    for token in _TOKENS.finditer(text, start):
+    for token in TOKENS.finditer(text, start):
         depth += 1 if token[0] in CLOSING else -1 if token[0] in CLOSING.values() else 0
         if depth > MAX_OPEN:
             return token.end()
@@ -121,7 +121,7 @@ def decode_repaired(body: str, *, closed: bool, wrapper: int) -> Any:
     `closed`: the model ended the block. If it did not, more text may have been intended, so only the
     last `wrapper` brackets, which enclose complete arguments, may be added.
     """
-    _, missing = find_closing_bracket(body, 0, _TOKENS)
+    _, missing = find_closing_bracket(body, 0, TOKENS)
     cut_in_wrapper = len(missing) <= wrapper and body.rstrip().endswith("}")
     if not missing or not (len(missing) <= MAX_MISSING if closed else cut_in_wrapper):
         raise ValueError("more than closing brackets is missing")
