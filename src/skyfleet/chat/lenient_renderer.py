@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyfleet.chat.message import Message, ToolSpec
-from skyfleet.chat.renderer import Renderer
+from skyfleet.chat.renderer import Renderer, TextParser
 from skyfleet.chat.tool_calls.lenient import repair_message
 
 
@@ -25,6 +25,11 @@ class LenientRenderer:
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         return repair_message(self._renderer.parse(token_ids, tools), tools, log=self._log)
+
+    def parse_text(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
+        if not isinstance(self._renderer, TextParser):
+            return Message(role="assistant", content=text)
+        return repair_message(self._renderer.parse_text(text, tools), tools, log=self._log)
 
     def render_completion(self, message: Message) -> list[int]:
         return self._renderer.render_completion(message)

@@ -42,6 +42,7 @@ from skyfleet.rollouts.conversation import (
 )
 from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
+from skyfleet.rollouts.served_turns import ServedTurns
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import build_renderer, load_policy_model
@@ -83,6 +84,7 @@ class PolicyClient:
         chat = self.chat or RenderedChat(
             self.engine, self.renderer, max_input_length=self.max_input_length
         )
+        served_turns = None if self.chat is None else ServedTurns(self.renderer)
         token_conversation: Callable[..., Conversation] = TokenConversation
         if self.one_message:
             encode = partial(encode_text, self.tokenizer)
@@ -98,6 +100,7 @@ class PolicyClient:
                     sampling=sampling,
                     session=session,
                     max_input_length=self.max_input_length,
+                    served_turns=served_turns,
                 )
             return token_conversation(
                 observation,
@@ -127,6 +130,7 @@ async def open_policy_client(
     The engine leaves `learner_bytes` of a GPU to the learner.
     """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
+    chats: Sequence[ChatEngine] = ()
     async with AsyncExitStack() as opened:
         if config.generator.backend == "embedded":
             engines = [
@@ -139,14 +143,14 @@ async def open_policy_client(
                 )
             ]
         elif config.generator.is_remote:
-            engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
+            engines, chats = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
                 path = _loadable_path(config, folder)
                 if path is None:
                     save_model(policy_model.loaded, Path(scratch))
                 engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
-        yield _build_policy_client(config, tokenizer, renderer, engines)
+        yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import ast
 import json
 import logging
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ _OPENING = re.compile(r"[\[{]")
 _LINE_START = re.compile(r"^[ \t]*(?=[\[{])", re.MULTILINE)
 _TAG = re.compile(r"</?[\w|:-]+>|<\|[\w|]+\|>|```")
 _SEPARATORS = " \t\r\n,;"
-_PYTHON_ERRORS = (ValueError, SyntaxError, MemoryError, RecursionError)
+_PYTHON_ERRORS = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
 
 def repair_message(message: Message, tools: Sequence[ToolSpec], *, log: bool = False) -> Message:
@@ -150,7 +151,9 @@ def _parse_value(body: str, missing: str, tools: Sequence[ToolSpec]) -> list[Too
             value = json.loads(repaired, strict=False)
         except PARSE_ERRORS:
             try:
-                value, how = ast.literal_eval(repaired), "Python literal"
+                # Sets and bytes have no JSON form; tuples are lists.
+                value = json.loads(json.dumps(_evaluate(repaired), allow_nan=False))
+                how = "Python literal"
             except _PYTHON_ERRORS:
                 continue
         try:
@@ -158,6 +161,13 @@ def _parse_value(body: str, missing: str, tools: Sequence[ToolSpec]) -> list[Too
         except PARSE_ERRORS:
             continue
     return []
+
+
+def _evaluate(text: str) -> Any:
+    """Python warns of escapes that it does not know; here they are errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return ast.literal_eval(text)
 
 
 def _make_calls(values: Sequence[Any], tools: Sequence[ToolSpec], how: str) -> list[ToolCall]:
