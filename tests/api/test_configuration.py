@@ -267,6 +267,9 @@ def test_every_preset_loads_under_its_run_name() -> None:
     names = {
         "tiny": "local_tiny_cpu",
         "generalise": "generalise",
+        "generalise_plain": "generalise_plain",
+        "generalise_script": "generalise_script",
+        "generalise_script_plain": "generalise_script_plain",
         "smollm2": "smollm2_135m",
         "smollm2_cpu": "smollm2_135m_cpu",
         "smollm2_h200": "smollm2_135m_h200",

@@ -159,7 +159,6 @@ def test_a_key_without_a_field_loads_silently_with_its_old_default() -> None:
     defaults = [
         "trainer.policy.model.lora.init_method=kaiming",
         "generator.eval_sampling_params.logprobs=0",
-        "trainer.eval_batch_size=1024",
         "trainer.flash_attn=true",
         "generator.async_engine=true",
         "environment.skyrl_gym.fleet_task.enable_hints=false",

@@ -24,6 +24,7 @@ environment.verifier.timeout_seconds environment.verifier.allow_unconfined
 data.env_filter data.quarantine data.allow_quarantined data.allow_unmanifested data.allow_overlap
 data.max_train_tasks
 trainer.placement.use_ray
+data.max_train_tasks data.env_weights
 data.train_data data.val_data data.test_data data.retail_val_data data.held_out_envs
 trainer.gradient_checkpointing trainer.loss_chunk_size
 trainer.update_ref_every_epoch trainer.hf_save_interval trainer.print_example_interval
@@ -84,7 +85,7 @@ trainer.warm_start.tasks trainer.device trainer.seed trainer.bf16 trainer.epochs
 trainer.update_epochs_per_batch trainer.micro_train_batch_size_per_gpu
 trainer.max_tokens_per_microbatch
 trainer.max_prompt_length trainer.use_hybrid_env_sampling trainer.min_samples_per_env trainer.curriculum
-trainer.eval_before_train trainer.eval_interval
+trainer.eval_before_train trainer.eval_interval trainer.eval_batch_size
 trainer.ckpt_interval trainer.max_ckpts_to_keep trainer.resume_mode trainer.resume_path trainer.resume_strict trainer.journal
 trainer.fully_async.enabled trainer.fully_async.max_staleness_steps
 trainer.fully_async.num_parallel_generation_workers trainer.fully_async.sample_full_batch
@@ -105,7 +106,7 @@ environment.isolation environment.worker_memory_gb environment.close_timeout_sec
 environment.max_observation_chars
 generator.max_num_seqs generator.backend generator.remote_inference_engine_urls
 generator.probe_timeout_seconds
-generator.use_native_tool_calling
+generator.use_native_tool_calling generator.tool_call_parsing generator.log_tool_call_repairs
 environment.skyrl_gym.tau_bench.use_native_tool_calling
 """
 

@@ -8,15 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.fakes.small_runs import ELSEWHERE, UNSEEN, small_config
+from tests.fakes.small_runs import ELSEWHERE, TRAIN, UNSEEN, small_config
 
 from skyfleet.trainer.training_run import run_training
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 SETS = (
+    f"data.train_data=['{TRAIN}', 'world:booking?split=train&count=4']",
+    "data.env_weights={booking: 3}",
+    "trainer.train_batch_size=4",
     f"data.val_data={{unseen: ['{UNSEEN}']}}",
     f"data.retail_val_data=['{UNSEEN}']",
-    f"data.test_data={{airline: ['{ELSEWHERE}'], telecom: ['{UNSEEN}']}}",
+    f"data.test_data={{airline: ['{ELSEWHERE}'], retail: ['{UNSEEN}']}}",
     "generator.eval_n_samples_per_prompt=3",
     "generator.eval_sampling_params.temperature=1",
     "trainer.max_training_steps=2",
@@ -36,7 +39,7 @@ PLACEHOLDERS = {
 EVALUATION = {
     "eval/all/avg_score", "eval/github/pass_at_3", "eval-retail/success_rate",
     "test-airline/average_reward", "test-airline/success_rate",
-    "test-telecom/average_reward", "test-telecom/success_rate",
+    "test-retail/average_reward", "test-retail/success_rate", "test-retail/pass_hat_3",
 }  # fmt: skip
 """Of the main set, `retail_val_data` and two named test sets, with three attempts per task."""
 
@@ -124,6 +127,16 @@ def test_the_evaluation_metrics_of_the_seeds_are_logged_at_every_evaluation(
 ) -> None:
     for row in (run[0], run[-1]):
         assert row.keys() >= EVALUATION
+
+
+def test_every_batch_has_every_domain_in_the_proportion_of_its_weight(
+    run: list[dict[str, float]],
+) -> None:
+    """Four prompts with four attempts each: three of booking, whose weight is 3, and one of github."""
+    for row in run[1:]:
+        counts = [row[f"environment/{env}/num_episodes"] for env in ("booking", "github")]
+        assert counts == [12, 4]
+        assert "reward/booking/pass_hat_4" in row
 
 
 def test_the_first_set_is_the_main_set_whatever_it_is_called(run: list[dict[str, float]]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from skyfleet.config.keys import diff
+from skyfleet.config.keys import diff, value_at
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import find_unsupported_values, find_untrainable
@@ -17,7 +17,8 @@ from skyfleet.trainer.tasks import check_disjoint, load_sources, load_training_t
 ROOT = Path(__file__).parents[2]
 PRESETS = sorted((ROOT / "src/skyfleet/presets").glob("*.yaml"))
 RUN_NAMES = {
-    *("local_tiny_cpu", "generalise", "smollm2_135m", "smollm2_135m_cpu", "smollm2_135m_h200"),
+    *("generalise", "generalise_script", "generalise_plain", "generalise_script_plain"),
+    *("local_tiny_cpu", "smollm2_135m", "smollm2_135m_cpu", "smollm2_135m_h200"),
     *("fleet_tool_use_qwen3_8b", "fleet_tool_use", "fleet_computer_use", "fleet_both"),
     *("qwen3_8b_8xh200", "qwen3_32b_8xh200", "qwen3_30b_a3b_8xh200"),
 }
@@ -71,17 +72,46 @@ def test_a_presets_training_and_evaluation_tasks_are_disjoint(path: Path) -> Non
     assert len(tasks) == 3 * len(config.data.train_data)
 
 
-def test_generalise_has_the_numbers_of_its_recipe() -> None:
-    config = preset("generalise")
-    algorithm, optimizer = config.trainer.algorithm, config.trainer.policy.optimizer_config
-    sampling = config.generator.sampling_params
-    assert algorithm.kl_loss_coef == 0.01
-    assert (algorithm.eps_clip_low, algorithm.eps_clip_high) == (0.1, 0.1)
-    assert (optimizer.lr, optimizer.weight_decay) == (5e-7, 0.05)
-    assert (optimizer.max_grad_norm, optimizer.num_warmup_steps) == (0.5, 50)
-    assert (config.trainer.train_batch_size, config.trainer.policy_mini_batch_size) == (64, 16)
-    assert (config.generator.n_samples_per_prompt, config.trainer.eval_interval) == (5, 3)
-    assert (sampling.temperature, sampling.top_p) == (0.8, 0.95)
+SECTION_16 = {
+    "trainer.algorithm.kl_loss_coef": (0.001, 0.01, 0.001, 0.02),
+    "trainer.policy.optimizer_config.lr": (1e-6, 5e-7, 5e-6, 3e-7),
+    "trainer.policy.optimizer_config.weight_decay": (0.01, 0.05, 0.01, 0.05),
+    "trainer.policy.optimizer_config.max_grad_norm": (1.0, 0.5, 1.0, 0.5),
+    "trainer.policy.optimizer_config.num_warmup_steps": (0, 50, 100, 200),
+    "trainer.algorithm.eps_clip_low": (0.2, 0.1, 0.2, 0.1),
+    "trainer.algorithm.eps_clip_high": (0.2, 0.1, 0.2, 0.1),
+    "trainer.algorithm.value_clip": (0.2, 0.1, 0.2, 0.1),
+    "trainer.train_batch_size": (128, 64, 128, 64),
+    "trainer.policy_mini_batch_size": (32, 16, 32, 16),
+    "trainer.eval_batch_size": (64, 32, 64, 32),
+    "trainer.eval_interval": (2, 3, 2, 3),
+    "generator.n_samples_per_prompt": (3, 5, 3, 5),
+    "generator.sampling_params.temperature": (0.7, 0.8, 1.0, 0.9),
+    "generator.sampling_params.top_p": (0.9, 0.95, 0.9, 0.95),
+}
+"""Section 16 of the tau-bench recipe: the configuration before and after, the script before and after."""
+GENERALISE = (
+    *("generalise_plain", "generalise"),
+    *("generalise_script_plain", "generalise_script"),
+)
+
+
+@pytest.mark.parametrize("key", SECTION_16)
+def test_the_generalise_presets_have_both_columns_of_their_recipe_and_the_values_before(
+    key: str,
+) -> None:
+    values = tuple(value_at(preset(name).model_dump(), key) for name in GENERALISE)
+    assert values == SECTION_16[key]
+
+
+@pytest.mark.parametrize(("plain", "regularised"), [GENERALISE[:2], GENERALISE[2:]])
+def test_a_plain_twin_differs_in_the_recipes_values_only(plain: str, regularised: str) -> None:
+    changed = set(diff(preset(plain), preset(regularised)))
+    names = {f"trainer.{key}" for key in ("run_name", "run_path", "ckpt_path", "export_path")}
+    # The learner follows the temperature, and the engine holds a whole step.
+    follows = {"trainer.algorithm.temperature", "generator.max_num_seqs"}
+    follows |= {"trainer.critic_mini_batch_size"}
+    assert changed - names - follows == SECTION_16.keys()
 
 
 def test_generalise_evaluates_every_held_out_environment() -> None:

@@ -16,6 +16,7 @@ from skyfleet.analysis.learning_signal import EnvSignal, compute_signals
 from skyfleet.analysis.run_folder import RunFolder, read_entries, warn
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.redaction import redact
 from skyfleet.terminal import sanitize
@@ -100,11 +101,17 @@ def _evaluations(entries: Sequence[Entry]) -> dict[str, dict[int, list[Entry]]]:
 
 def _comparisons(run: RunFolder) -> list[Comparison]:
     comparisons = []
-    for by_step in run.reports().values():
+    pairs = [
+        (by_step[min(by_step)], by_step[max(by_step)])
+        for by_step in run.reports().values()
+        if len(by_step) > 1
+    ]
+    for before, after in pairs:
         # A set without a task graded at both steps, or graded by different code, has no row.
         with suppress(TaskError):
-            if len(by_step) > 1:
-                comparisons.append(compare(by_step[min(by_step)], by_step[max(by_step)]))
+            comparisons.append(compare(before, after))
+    if (held_out := compare_held_out(pairs)) is not None:
+        comparisons.append(held_out)
     return comparisons
 
 

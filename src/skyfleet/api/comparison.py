@@ -13,6 +13,7 @@ from skyfleet.evaluation import compare as core
 from skyfleet.evaluation.agent_info import differences
 from skyfleet.evaluation.baselines import baseline_faults
 from skyfleet.evaluation.evaluate import check_graded
+from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.published import SUFFIXES as PUBLISHED_SUFFIXES
 from skyfleet.evaluation.published import read_published
 from skyfleet.evaluation.report import EvalReport, match_reports, read_reports, save_report
@@ -205,6 +206,8 @@ def compare_reports(
             notes.append(f"{error}.")
         else:
             notes += _find_other_differences(before, after, sets[-1])
+    if (held_out := compare_held_out(pairs)) is not None:
+        sets.append(held_out)
     changed = sum(comparison.overall.n_changed for comparison in sets)
     if left_out := sum(comparison.overall.n_left_out for comparison in sets) - changed:
         notes.append(f"Excluded, because they are not graded on both sides: {left_out} tasks.")

@@ -118,7 +118,10 @@ class JinjaRenderer:
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         stopped = bool(token_ids) and token_ids[-1] in self.stop_token_ids
         text = self.text(token_ids[:-1] if stopped else token_ids)
-        return self._parse(THINK + text if self._opens_reasoning else text, tools).message
+        return self.parse_text(THINK + text if self._opens_reasoning else text, tools)
+
+    def parse_text(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
+        return self._parse(text, tools).message
 
     def render_completion(self, message: Message) -> list[int]:
         prompt = self._render([QUESTION])

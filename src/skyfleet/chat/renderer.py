@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.tokenizer import PromptEncoder, SpecialToken, Tokenizer, decode
@@ -46,6 +46,13 @@ class Renderer(Protocol):
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode the tokens, special tokens included."""
         ...
+
+
+@runtime_checkable
+class TextParser(Protocol):
+    """A renderer that also parses text, such as what a server left of a turn."""
+
+    def parse_text(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message: ...
 
 
 class BuiltinRenderer(ABC):
@@ -97,7 +104,10 @@ class BuiltinRenderer(ABC):
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Message:
         stopped = bool(token_ids) and token_ids[-1] in self.stop_token_ids
-        return self._parse(self.text(token_ids[:-1] if stopped else token_ids), tools).message
+        return self.parse_text(self.text(token_ids[:-1] if stopped else token_ids), tools)
+
+    def parse_text(self, text: str, tools: Sequence[ToolSpec] = ()) -> Message:
+        return self._parse(text, tools).message
 
     def render_completion(self, message: Message) -> list[int]:
         token_ids = self._encode(self._render_turn(message))

@@ -14,6 +14,7 @@ from skyfleet.chat.glm import GLMRenderer
 from skyfleet.chat.harmony import HarmonyRenderer
 from skyfleet.chat.jinja import JinjaRenderer
 from skyfleet.chat.kimi_k2 import KimiK2Renderer
+from skyfleet.chat.lenient_renderer import LenientRenderer
 from skyfleet.chat.llama3 import Llama3Renderer
 from skyfleet.chat.message import Message
 from skyfleet.chat.renderer import BuiltinRenderer, Renderer
@@ -250,10 +251,13 @@ BUILTIN_FORMATS = (
 def build_renderer(generator: Generator, tokenizer: Any) -> Renderer:
     """The renderer of a run."""
     template = generator.chat_template
-    return make_renderer(
+    renderer = make_renderer(
         tokenizer,
         chat_template=load_template(template.source, template.name_or_path),
         chat_template_kwargs=generator.chat_template_kwargs,
         tool_call_parser=generator.tool_call_parser,
         close_turns=generator.append_eos_token_after_stop_str_in_multi_turn,
     )
+    if generator.tool_call_parsing == "strict":
+        return renderer
+    return LenientRenderer(renderer, log=generator.log_tool_call_repairs)

@@ -84,7 +84,9 @@ async def _rollout(config: RunConfig, task: Task, agent: Policy | str, console: 
 def _show(console: Console, messages: Sequence[Message]) -> None:
     for message in messages:
         lines = [message.text] if message.text else []
-        lines += [f"-> {call.name}({dict(call.arguments)})" for call in message.tool_calls]
+        for call in message.tool_calls:
+            mark = f" (repaired: {call.repair})" if call.repair else ""
+            lines.append(f"-> {call.name}({dict(call.arguments)}){mark}")
         lines += [f"?? {text}" for text in message.malformed_calls]
         colour = "red" if message.is_error else _COLOURS[message.role]
         console.print(f"[{message.role}]", style="dim", markup=False)

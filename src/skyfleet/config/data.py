@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import inf
 
 from pydantic import Field
 
@@ -28,6 +29,10 @@ class Data(Section):
     """Environments to exclude from training."""
     env_filter: StrList = Field([])
     """Keep only the tasks of these environments; empty keeps all."""
+    env_weights: dict[str, float] = Field({})
+    """Mixture weights by environment: each gets prompts of every batch in proportion to its weight, at
+    least trainer.min_samples_per_env; an environment without one has weight 1. Empty follows the
+    number of tasks."""
     max_train_tasks: int | None = Field(None, ge=1)
     """Train on at most so many tasks, chosen by trainer.seed: every environment keeps its share, and
     the subsets of one seed are nested. Evaluation sets are not affected."""
@@ -52,6 +57,12 @@ class Data(Section):
         return next(iter(self.eval_sets), None)
 
     def find_problems(self) -> Iterator[str]:
+        for env, weight in self.env_weights.items():
+            if not 0 < weight < inf:
+                yield (
+                    f"data.env_weights.{env}={weight:g} is not a positive number; leave the "
+                    "environment out with data.env_filter, or give it a weight above 0"
+                )
         names = Counter(name for name, sources in self._named_sets() if sources)
         for name, count in names.items():
             if count > 1:

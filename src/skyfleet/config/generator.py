@@ -93,6 +93,11 @@ environment.skyrl_gym.tau_bench.use_native_tool_calling must be set too."""
     tool_call_parser: str | None = None
     """Format of tool calls: glm, harmony, hermes, json_object, kimi_k2, llama3_json, mistral, pythonic \
 or qwen3_coder, or vLLM's name for one of them; null follows the chat template."""
+    tool_call_parsing: Literal["strict", "lenient"] = "strict"
+    """lenient also accepts calls of the offered tools in bare or fenced JSON, in truncated or Python-like \
+JSON and in the formats of other models; each is marked as repaired and counted."""
+    log_tool_call_repairs: bool = False
+    """With lenient parsing: log every repaired call."""
     inject_context_status: bool = False
     """Append the remaining context and turns to each observation."""
     context_warning_threshold: float = Field(0.9, gt=0, le=1)

@@ -260,7 +260,6 @@ VALUES_WITHOUT_EFFECT: tuple[UnsupportedValue, ...] = (
     _value("generator.reasoning_parser", None, remedy="the renderer parses thinking"),
     _value("trainer.flash_attn", True, remedy="the device decides which attention kernel runs"),
     _value("trainer.remove_microbatch_padding", True, remedy="sequences are always packed"),
-    _value("trainer.eval_batch_size", 1024, remedy="generator.max_num_seqs bounds the batch"),
     _value(
         "trainer.micro_forward_batch_size_per_gpu",
         1,

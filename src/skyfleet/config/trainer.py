@@ -131,6 +131,9 @@ often."""
     """Evaluate at step 0."""
     eval_interval: PositiveOrMinusOne = 5
     """Steps between evaluations; -1 disables them."""
+    eval_batch_size: int | None = Field(None, ge=1)
+    """Evaluation prompts that are attempted at once; null bounds episodes by generator.max_num_seqs \
+alone. SkyRL's default is 1024."""
 
     ckpt_interval: PositiveOrMinusOne = 10
     """Steps between checkpoints; -1 saves only at the end."""

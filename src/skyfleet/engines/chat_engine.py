@@ -41,6 +41,35 @@ class ChatEngine(Protocol):
     async def release(self, session: str) -> None: ...
 
 
+class TrainedChat:
+    """The chat endpoint of a server whose weights are trained: its version is that of `engine`."""
+
+    def __init__(self, chat: ChatEngine, engine: Engine) -> None:
+        self._chat, self._engine = chat, engine
+
+    @property
+    def policy_version(self) -> int:
+        return self._engine.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._engine.policy_version = version
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling: SamplingParams,
+        *,
+        session: str,
+    ) -> ChatCompletion:
+        self._chat.policy_version = self._engine.policy_version
+        return await self._chat.chat(messages, tools, sampling, session=session)
+
+    async def release(self, session: str) -> None:
+        await self._engine.release(session)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _History:
     """A session up to its last turn, as messages and as tokens."""

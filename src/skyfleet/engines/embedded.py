@@ -260,6 +260,12 @@ class EmbeddedEngine:
             uniforms = [requests[i].rng.random() for i in indices]
             uniforms_N = torch.tensor(uniforms, dtype=torch.float64, device=logits_NV.device)
             own_NV = logits_NV if len(indices) == len(requests) else logits_NV[indices]
+            for process in sampling.logits_processors:
+                processed = [
+                    process(requests[index].token_ids, own_NV[row])
+                    for row, index in enumerate(indices)
+                ]
+                own_NV = torch.stack(processed)
             tokens_N, logprobs_N = sample_tokens(own_NV, sampling, uniforms_N)
             for index, token, logprob in zip(
                 indices, tokens_N.tolist(), logprobs_N.tolist(), strict=True

@@ -14,7 +14,8 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.config.generator import SamplingParams as SamplingConfig
 from skyfleet.config.redaction import reject_missing_secrets
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.chat_engine import ChatEngine
+from skyfleet.config.validation import uses_native_tool_calling
+from skyfleet.engines.chat_engine import ChatEngine, TrainedChat
 from skyfleet.engines.cuda.engine import CudaEngine
 from skyfleet.engines.embedded import EmbeddedEngine
 from skyfleet.engines.engine import Engine
@@ -170,20 +171,22 @@ async def connect_servers(
 
 async def connect_vllm_servers(
     config: RunConfig, module: nn.Module, opened: AsyncExitStack
-) -> list[Engine]:
-    """Trainable servers: each accepts the weights of `module`, or a ConfigError says why not."""
+) -> tuple[list[Engine], list[ChatEngine]]:
+    """Trainable servers: each accepts the weights of `module`, or a ConfigError says why not.
+
+    With native tool calling each has a chat engine too, unless this process has to render.
+    """
     servers, common = await _discover(config)
     sizes = read_model_sizes(module.config)
     engines: list[Engine] = []
+    chats: list[ChatEngine] = []
     for server in servers:
-        inner = OpenAIEngine(
-            server.url,
-            model=server.model,
-            model_names=server.model_names,
-            max_model_len=server.max_model_len,
-            vocab_size=sizes.get("vocab_size", MAX_VOCAB_SIZE),
-            **common,
-        )
+        named: dict[str, Any] = {
+            "model": server.model,
+            "model_names": server.model_names,
+            "vocab_size": sizes.get("vocab_size", MAX_VOCAB_SIZE),
+        }
+        inner = OpenAIEngine(server.url, max_model_len=server.max_model_len, **named, **common)
         routes = _routes(server, common["api_key"])
         await opened.enter_async_context(inner)
         await opened.enter_async_context(routes)
@@ -195,7 +198,28 @@ async def connect_vllm_servers(
             timeout_seconds=config.generator.probe_timeout_seconds,
         )
         engines.append(engine)
-    return engines
+        if _servers_render(config):
+            chat = OpenAIChatEngine(
+                server.url,
+                chat_template_kwargs=config.generator.chat_template_kwargs,
+                **named,
+                **common,
+            )
+            chats.append(TrainedChat(await opened.enter_async_context(chat), engine))
+    return engines, chats
+
+
+def _servers_render(config: RunConfig) -> bool:
+    """Whether trained servers render chats and parse calls.
+
+    They cannot if this run names a parser or a template of its own, or continues turns that a weight
+    update aborted, which only tokens can be.
+    """
+    generator = config.generator
+    own = (generator.tool_call_parser, generator.chat_template.name_or_path)
+    if not uses_native_tool_calling(config) or config.trainer.fully_async.enabled:
+        return False
+    return own == (None, None)
 
 
 def _routes(server: Server, api_key: str | None) -> VllmRoutes:

@@ -20,6 +20,7 @@ from skyfleet.engines.openai_completion import (
     parse_completion,
     parse_policy_version,
 )
+from skyfleet.engines.request_checks import reject_logits_processors
 from skyfleet.engines.response_body import ERROR_BYTES, InvalidBodyError, get
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
 from skyfleet.engines.vllm_versions import MIN_VLLM_WITH_TOKEN_IDS, is_at_least
@@ -39,6 +40,7 @@ def session_header(session: str) -> dict[str, str]:
 
 def sampling_fields(sampling: SamplingParams, *, session: str, position: int) -> dict[str, Any]:
     """All sampling fields of a request, so that the server's defaults change nothing."""
+    reject_logits_processors(sampling, "an OpenAI-compatible server")
     fields: dict[str, Any] = {
         "max_tokens": sampling.max_generate_length,
         "temperature": sampling.temperature,

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LogitsProcessor(Protocol):
+    def __call__(self, token_ids: Sequence[int], logits_V: Tensor) -> Tensor:
+        """The logits to sample from, after the prompt and the tokens sampled so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +32,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     """Seed and session determine every sampled token; None samples at random."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    """Called in order before each token is sampled; only the CPU engine has them."""
 
     @property
     def truncates(self) -> bool:

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from skyfleet.chat.transcript import Completion, Finish
+from skyfleet.engines.request_checks import reject_logits_processors
 from skyfleet.engines.sampler import ends_with_stop, validate_request
 from skyfleet.engines.sampling_params import SamplingParams, request_seed
 from skyfleet.engines.vllm_controller import (
@@ -118,6 +119,7 @@ class VllmEngine(VllmController):
         self, token_ids: Sequence[int], sampling: SamplingParams, *, session: str
     ) -> Completion:
         validate_request(token_ids, sampling, capacity=self._capacity, session=session)
+        reject_logits_processors(sampling, "vLLM in this process")
         await self._wait_ready()
         version = self.policy_version
         params = _to_vllm_params(sampling, session, len(token_ids))

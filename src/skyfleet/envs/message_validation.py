@@ -137,6 +137,7 @@ def _convert_call(call: object, where: str) -> ToolCall:
         id=convert_text(call.id, f"{where} tool call id"),
         name=convert_text(call.name, f"{where} tool call name"),
         arguments=convert_json(call.arguments, f"{where} tool call arguments"),
+        repair=convert_text(call.repair, f"{where} tool call repair"),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 from statistics import fmean
@@ -13,7 +13,7 @@ from skyfleet.envs.grading_code import describe_changes
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import TaskOutcome
-from skyfleet.metrics.intervals import paired_difference
+from skyfleet.metrics.intervals import paired_difference, pass_at_k, pass_hat_k
 from skyfleet.metrics.significance import (
     detectable_difference,
     holm,
@@ -44,6 +44,20 @@ class Pair:
 
 def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
     """Pair the tasks that are graded and the same in both reports; raise TaskError if none is."""
+    both = _match_outcomes(before, after)
+    # Seeded by the reports: repeatable, and without a fixed bias for or against a task.
+    common = sorted(before.outcomes.keys() & after.outcomes.keys())
+    counts = [(o.successes, o.attempts) for pair in both for o in pair]
+    rng = Random(f"{common}{counts}")
+    return [_pair(one, other, rng) for one, other in both]
+
+
+Outcomes = list[tuple[TaskOutcome, TaskOutcome]]
+Estimate = Callable[[int, int, int], float]
+"""Of pass@k or pass^k, from the attempts at a task, its successes and k."""
+
+
+def _match_outcomes(before: EvalReport, after: EvalReport) -> Outcomes:
     if before.pass_threshold != after.pass_threshold:
         raise TaskError(
             f"{before.name!r} at step {before.step} has pass threshold {before.pass_threshold:g} "
@@ -67,10 +81,7 @@ def pair_tasks(before: EvalReport, after: EvalReport) -> list[Pair]:
             f"{before.name!r} at step {before.step} and {after.name!r} at step {after.step} have "
             "no task graded in both; see why grades are missing, or evaluate both on the same tasks"
         )
-    # Seeded by the reports: repeatable, and without a fixed bias for or against a task.
-    counts = [(o.successes, o.attempts) for pair in both for o in pair]
-    rng = Random(f"{common}{counts}")
-    return [_pair(one, other, rng) for one, other in both]
+    return both
 
 
 def check_same_code(reports: Sequence[EvalReport]) -> None:
@@ -194,6 +205,8 @@ class Comparison:
     overall: Change
     by_env: Mapping[str, Change]
     """Environments with at least one task in both reports."""
+    by_k: Mapping[str, Change] = field(default_factory=dict)
+    """With k attempts per task: `pass@k`, one of k attempts passes, and `pass^k`, all of them do."""
 
 
 def compare(before: EvalReport, after: EvalReport) -> Comparison:
@@ -220,6 +233,40 @@ def compare(before: EvalReport, after: EvalReport) -> Comparison:
         step_after=after.step,
         overall=_change(pairs, left_out.total(), changed.total()),
         by_env=correct_p_values(changes),
+        by_k=_compare_k_attempts(before, after),
+    )
+
+
+def _compare_k_attempts(before: EvalReport, after: EvalReport) -> dict[str, Change]:
+    """pass@k and pass^k over the tasks with k attempts on both sides, for the largest such k above 1.
+
+    Their p-values are corrected for being two (Holm).
+    """
+    both = _match_outcomes(before, after)
+    k = max(min(one.attempts, other.attempts) for one, other in both)
+    if k < 2:
+        return {}
+    tested = [pair for pair in both if min(outcome.attempts for outcome in pair) >= k]
+    changes = {}
+    for name, estimate in ((f"pass@{k}", pass_at_k), (f"pass^{k}", pass_hat_k)):
+        rng = Random(f"{name}{[(o.successes, o.attempts) for pair in tested for o in pair]}")
+        pairs = [_pair_k(one, other, k, estimate, rng) for one, other in tested]
+        changes[name] = _change(pairs, len(both) - len(pairs), 0)
+    return correct_p_values(changes)
+
+
+def _pair_k(
+    before: TaskOutcome, after: TaskOutcome, k: int, estimate: Estimate, rng: Random
+) -> Pair:
+    successes = [_sample_successes(outcome, k, rng) for outcome in (before, after)]
+    values = [estimate(k, n_successes, k) for n_successes in successes]
+    return Pair(
+        env_key=before.env_key,
+        before=estimate(before.attempts, before.successes, k),
+        after=estimate(after.attempts, after.successes, k),
+        attempts=1,  # k attempts are one observation: all pass, or one does, or not
+        tested=values[1] - values[0],
+        uneven=before.attempts != after.attempts,
     )
 
 

@@ -59,6 +59,8 @@ class EvalReport:
     """None in reports of older versions."""
     grading_code: GradingCode | None = None
     """The user's code that played and graded; None in reports of older versions."""
+    trained_envs: tuple[str, ...] | None = None
+    """The environments that the policy trained on; None if not known, as in older versions."""
 
     @classmethod
     def from_groups(
@@ -112,6 +114,7 @@ class EvalReport:
             pass_threshold=pass_threshold,
             agent_info=agent_info,
             grading_code=grading_code,
+            trained_envs=None if trained_envs is None else tuple(sorted(trained_envs)),
         )
 
     def metrics(self, prefix: str = MAIN_PREFIX) -> dict[str, float]:

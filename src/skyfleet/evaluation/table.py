@@ -10,12 +10,22 @@ from skyfleet.evaluation.compare import LEVEL, Change, Comparison, Verdict, desc
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.terminal import sanitize
 
-_TEXT = ("set", "environment", "part", "verdict")
+_TEXT = ("set", "environment", "attempts", "part", "verdict")
 _HEADER = (
     "set",
     "environment",
     "tasks",
     "pass@1 before",
+    "after",
+    "difference",
+    "95 % interval",
+    "verdict",
+)
+_K_HEADER = (
+    "set",
+    "attempts",
+    "tasks",
+    "before",
     "after",
     "difference",
     "95 % interval",
@@ -46,7 +56,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
     Differences and their intervals are in percentage points.
     """
-    table = _markdown(_HEADER, list(_rows(comparisons, _row)))
+    table = _markdown(_HEADER, list(_rows(comparisons, _row))) + k_attempts_table(comparisons)
     for sentence in describe_left_out(comparisons):
         table += f"\n{sentence}\n"
     if note := interval_note(comparisons):
@@ -58,7 +68,17 @@ def evidence_table(comparisons: Sequence[Comparison]) -> str:
     """The same rows with p, the smallest detectable change and the number of tasks needed."""
     table = _markdown(_EVIDENCE_HEADER, list(_rows(comparisons, _evidence_row)))
     notes = filter(None, (_NOTE, interval_note(comparisons)))
-    return "\n".join((table, *notes, ""))
+    return "\n".join((table + k_attempts_table(comparisons), *notes, ""))
+
+
+def k_attempts_table(comparisons: Sequence[Comparison]) -> str:
+    """pass@k and pass^k of each set with several attempts per task; empty without one."""
+    rows = [
+        _row(comparison.name, name, change)
+        for comparison in comparisons
+        for name, change in comparison.by_k.items()
+    ]
+    return f"\n{_markdown(_K_HEADER, rows)}" if rows else ""
 
 
 def interval_note(comparisons: Sequence[Comparison]) -> str | None:

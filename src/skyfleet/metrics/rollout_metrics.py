@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from math import nan
 from statistics import fmean, pstdev, pvariance
 
+from skyfleet.chat.message import Message
 from skyfleet.chat.transcript import Transcript
 from skyfleet.trajectories.entry import sampled_tokens, tool_errors
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
@@ -47,6 +48,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         attempt.success is True for group in graded for attempt in group.graded
     )
     metrics[metric_key("reward", f"avg_pass_at_{n}")] = _pass_rate(graded)
+    metrics |= _pass_hat_rates(graded, n, "reward", f"avg_pass_hat_{n}")
     metrics[metric_key("reward", "avg_raw_reward")] = fmean(rewards)
     metrics[metric_key("reward", "mean_positive_reward")] = mean_positive_reward(rewards)
     by_env: dict[str, list[Group]] = defaultdict(list)
@@ -54,6 +56,7 @@ def reward_metrics(groups: Sequence[Group]) -> dict[str, float]:
         by_env[group.env_key].append(group)
     for env_key, env_groups in sorted(by_env.items()):
         metrics[metric_key("reward", env_key, f"pass_at_{n}")] = _pass_rate(env_groups)
+        metrics |= _pass_hat_rates(env_groups, n, "reward", env_key, f"pass_hat_{n}")
         rewards_by_prompt = [group.rewards for group in env_groups]
         for name, value in signal_metrics(rewards_by_prompt).items():
             metrics[metric_key("reward", env_key, name)] = value
@@ -95,6 +98,14 @@ def _pass_rate(groups: Sequence[Group]) -> float:
     return fmean(any(attempt.success for attempt in group.graded) for group in groups)
 
 
+def _pass_hat_rates(groups: Sequence[Group], n: int, *key: str) -> dict[str, float]:
+    """Share of the groups with n graded attempts that passed all of them; none without such a group."""
+    whole = [group for group in groups if len(group.graded) == n]
+    if n < 2 or not whole:
+        return {}
+    return {metric_key(*key): fmean(all(a.success for a in group.graded) for group in whole)}
+
+
 def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Endings, tokens, malformed calls, and turns and tool use over all and per environment."""
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
@@ -105,6 +116,11 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {metric_key("reward", "parse_failure_rate"): failure_rate}
     if not episodes:
         return metrics
+    actions = [turn.action for episode in episodes for turn in episode.turns]
+    metrics[metric_key("generate", "repaired_calls")] = float(
+        sum(a.repaired_calls for a in actions)
+    )
+    metrics[metric_key("generate", "empty_responses")] = float(sum(map(_is_empty, actions)))
     metrics |= {**_ending_metrics(episodes), **_token_metrics(episodes)}
     by_env: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
@@ -122,6 +138,13 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     overall["total_episodes"] = overall.pop("num_episodes")
     overall["total_env_init_failed"] = float(sum(map(_env_init_failed, episodes)))
     return metrics | {metric_key("environment", name): value for name, value in overall.items()}
+
+
+def _is_empty(action: Message) -> bool:
+    """Nothing but a stop token, or not even that."""
+    return not (
+        action.text.strip() or action.reasoning or action.tool_calls or action.malformed_calls
+    )
 
 
 def _ending_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:

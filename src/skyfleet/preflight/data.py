@@ -14,10 +14,9 @@ from skyfleet.preflight.check import (
     Subject,
     check,
 )
-from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.sources import is_file
 from skyfleet.tasks.task import Task
-from skyfleet.trainer.tasks import check_disjoint, load_sources
+from skyfleet.trainer.tasks import build_sampler, check_disjoint, load_sources
 
 
 def load_tasks_once(subject: Subject) -> list[Task]:
@@ -41,10 +40,10 @@ def _load(subject: Subject) -> list[Task]:
 @check("training tasks", "data", timeout_seconds=300)
 def check_training_tasks(subject: Subject) -> str:
     """They load, suffice for a batch, and name environments and verifiers that can run."""
-    config, trainer = subject.config, subject.config.trainer
+    config = subject.config
     tasks = _load(subject)
     problems = Problems()
-    problems.call(check_batch_size, tasks, trainer.train_batch_size, trainer.min_samples_per_env)
+    problems.call(build_sampler, config, tasks)
     problems.call(check_task_classes, config, tasks)
     problems.call(check_verifiers, config, tasks)
     problems.call(_check_held_out, subject, tasks)

@@ -15,6 +15,7 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import Observation
 from skyfleet.errors import ContextFullError
 from skyfleet.rollouts.conversation import HISTORY_CUT, RESTARTED, REWRITTEN, History
+from skyfleet.rollouts.served_turns import ServedTurns
 
 
 class NativeToolConversation:
@@ -26,7 +27,10 @@ class NativeToolConversation:
         sampling: SamplingParams,
         session: str,
         max_input_length: int,
+        served_turns: ServedTurns | None = None,
     ) -> None:
+        """`served_turns` checks what a server rendered and parsed; None: the engine did so here."""
+        self._served_turns = served_turns
         self._engine, self._sampling, self._session = engine, sampling, session
         self._max_input_length = max_input_length
         self._history, self._tools = History(observation), observation.tools
@@ -57,8 +61,11 @@ class NativeToolConversation:
         if result.completion.token_ids:
             transcript = self._continue_transcript(result.prompt_token_ids)
             transcript.append_completion(result.completion)
-        self._history.add_turn(result.message)
-        return result.message
+        message = result.message
+        if self._served_turns is not None:
+            message = self._served_turns.read_left_over(message, self._tools)
+        self._history.add_turn(message)
+        return message
 
     def observe(self, messages: Sequence[Message]) -> None:
         self._history.messages.extend(messages)
@@ -84,6 +91,10 @@ class NativeToolConversation:
             if list(prompt[:so_far]) == transcript.token_ids:
                 transcript.append_prompt(prompt[so_far:])
                 return transcript
+            if self._served_turns is not None and not is_cut:
+                self._served_turns.compare_history(transcript.token_ids[:], prompt)
+        elif self._served_turns is not None:
+            self._served_turns.compare_prompt(prompt, self._history.messages, self._tools)
         reason = RESTARTED if is_restarted else HISTORY_CUT if is_cut else REWRITTEN
         transcript = Transcript(reason=reason if self._transcripts else "")
         transcript.append_prompt(prompt)

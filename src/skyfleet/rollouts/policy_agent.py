@@ -16,6 +16,7 @@ from skyfleet.envs.env import Observation
 from skyfleet.rollouts.conversation import ContextStatus, Conversation, TokenConversation
 from skyfleet.rollouts.native_tool_calling import NativeToolConversation
 from skyfleet.rollouts.one_message import OneMessageConversation
+from skyfleet.rollouts.served_turns import ServedTurns
 from skyfleet.tasks.task import Task
 
 
@@ -36,6 +37,8 @@ class PolicyAgent:
     status: ContextStatus | None = None
     one_message: bool = False
     session_prefix: str = ""
+    served_turns: ServedTurns | None = None
+    """Checks what `chat` returns."""
 
     def __call__(self, task: Task, observation: Observation, session: str) -> Conversation:
         session = f"{self.session_prefix}{session}"
@@ -48,6 +51,7 @@ class PolicyAgent:
                 sampling=self.sampling,
                 session=session,
                 max_input_length=self.max_input_length,
+                served_turns=self.served_turns,
             )
         conversation: Callable[..., Conversation] = TokenConversation
         if self.one_message:

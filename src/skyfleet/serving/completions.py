@@ -43,6 +43,9 @@ async def create_chat_completion(
         client_session=client_session,
         cached_session=prompt.session,
     )
+    generate_requests = [
+        service.guided_decoding.constrain(request, generated) for generated in generate_requests
+    ]
 
     def answer(generated: GenerateRequest, token_ids: Sequence[int]) -> dict[str, Any]:
         """The response message; cached, so that its tokens are known if the client sends it back."""
@@ -57,20 +60,23 @@ async def create_chat_completion(
         return message
 
     if request.stream:
-        (single,) = generate_requests
-        tail = service.renderer.text(single.prompt[-_PROMPT_TAIL_TOKENS:])
-        choices = stream_chat_choices(
-            request,
-            service.renderer,
-            service.generation.stream(single),
-            in_reasoning=has_open_reasoning(tail),
-        )
+        tail = service.renderer.text(prompt.token_ids[-_PROMPT_TAIL_TOKENS:])
+        choices = [
+            stream_chat_choices(
+                request,
+                service.renderer,
+                service.generation.stream(generated),
+                in_reasoning=has_open_reasoning(tail),
+                generated=generated,
+            )
+            for generated in generate_requests
+        ]
         return stream_events(
             service.response_fields("chatcmpl", "chat.completion.chunk"),
             request,
-            single.prompt,
+            prompt.token_ids,
             choices,
-            on_end=lambda token_ids: answer(single, token_ids),
+            on_end=lambda index, token_ids: answer(generate_requests[index], token_ids),
         )
     completions = await service.generate_all(generate_requests)
     response_choices = []
@@ -82,7 +88,8 @@ async def create_chat_completion(
             "message": message,
             "finish_reason": chat_finish_reason(completion, message),
         }
-        response_choices.append(choice | chat_token_fields(request, service.renderer, completion))
+        tokens = chat_token_fields(request, service.renderer, completion, generated)
+        response_choices.append(choice | tokens)
     fields = service.response_fields("chatcmpl", "chat.completion")
     if request.return_token_ids:
         fields["prompt_token_ids"] = prompt.token_ids
@@ -103,10 +110,11 @@ async def create_completion(
     )
     fields = service.response_fields("cmpl", "text_completion")
     if request.stream:
-        (single,) = generate_requests
-        slices = service.generation.stream(single)
-        choices = stream_text_choices(request, service.renderer, slices)
-        return stream_events(fields, request, single.prompt, choices)
+        choices = [
+            stream_text_choices(request, service.renderer, service.generation.stream(generated))
+            for generated in generate_requests
+        ]
+        return stream_events(fields, request, prompts[0], choices)
     completions = await service.generate_all(generate_requests)
     response_choices = []
     pairs = zip(generate_requests, completions, strict=True)

@@ -14,6 +14,7 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.serving.generation import GenerateRequest, GenerationService
+from skyfleet.serving.guided_decoding import GuidedDecoding
 from skyfleet.serving.requests import ApiError, BaseRequest, RequestT, parse_request
 from skyfleet.serving.token_cache import TokenCache
 
@@ -28,9 +29,12 @@ class ModelService:
         model: str,
         max_model_len: int,
         template_kwargs: Mapping[str, Any],
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size` is that of the engine's model; None if it is not in this process."""
         self.renderer, self.generation, self.encode = renderer, generation, encode
         self.token_cache = TokenCache(renderer)
+        self.guided_decoding = GuidedDecoding(renderer, vocab_size=vocab_size)
         self._model, self._max_model_len = model, max_model_len
         self._template_kwargs = template_kwargs
 
@@ -66,8 +70,8 @@ class ModelService:
         cached_session: str | None = None,
     ) -> list[GenerateRequest]:
         """`n` requests per prompt. `cached_session` holds the prefix and is used if it is free."""
-        if request.stream and (len(prompts) > 1 or request.n > 1):
-            raise ApiError("stream=true supports one prompt with n=1; send one request per prompt")
+        if request.stream and len(prompts) > 1:
+            raise ApiError("stream=true supports one prompt; send one request per prompt")
         requests: list[GenerateRequest] = []
         for prompt in prompts:
             sampling = self._build_sampling(request, self._max_new_tokens(prompt, max_tokens))

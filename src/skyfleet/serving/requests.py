@@ -31,10 +31,8 @@ _SUPPORTED_VALUES: dict[str, tuple[object, ...]] = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "min_tokens": (0, 1),
-    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "return_tokens_as_token_ids": (False,),
     "suffix": ("",),
     "use_beam_search": (False,),
@@ -178,15 +176,85 @@ class _ChatMessage(_StrictModel):
         return Message(role=role, content=text, tool_call_id=self.tool_call_id)
 
 
+class _NamedFunction(_StrictModel):
+    name: str
+
+
+class NamedTool(_StrictModel):
+    type: Literal["function"] = "function"
+    function: _NamedFunction
+
+
+class JsonSchema(_StrictModel):
+    # Decoding is always strict here.
+    ignored_keys = frozenset(["strict", "description"])
+
+    name: str = ""
+    schema_: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(_StrictModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                f"response_format.type={self.type!r} with"
+                f"{'out' if self.json_schema is None else ''} json_schema; send both or neither",
+                param="response_format",
+            )
+        return self
+
+
 class ChatCompletionRequest(BaseRequest):
     messages: list[_ChatMessage] = Field(min_length=1)
     tools: list[_Tool] = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat = ResponseFormat(type="text")
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: Literal[0] = 0
-    """Only the logprob of the sampled token is returned."""
+    top_logprobs: int = Field(0, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise ApiError(
+                f"tool_choice names {choice.function.name!r:.60}, which is not among the tools "
+                f"{names}; offer it",
+                param="tool_choice",
+            )
+        if choice == "required" and not names:
+            raise ApiError("tool_choice='required' needs tools; send some", param="tool_choice")
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(
+                f"top_logprobs={self.top_logprobs} needs logprobs=true; set it",
+                param="top_logprobs",
+            )
+        if self.must_call and self.response_format.type != "text":
+            raise ApiError(
+                "response_format with a tool_choice that demands a call: the text would be empty; "
+                "leave one out",
+                param="response_format",
+            )
+        return self
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the response has to be a tool call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def required_specs(self) -> tuple[ToolSpec, ...]:
+        """The tools of which one has to be called."""
+        choice = self.tool_choice
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        return tuple(tool for tool in self.tool_specs if name in (None, tool.name))
 
     @property
     def call_ids(self) -> set[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from skyfleet.chat.call_ids import format_call_id
@@ -17,6 +18,8 @@ from skyfleet.chat.transcript import Completion
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_messages import to_openai_message
 from skyfleet.errors import EngineError
+from skyfleet.serving.generation import GenerateRequest
+from skyfleet.serving.guided_decoding import find_top_logprobs
 from skyfleet.serving.requests import (
     BaseRequest,
     ChatCompletionRequest,
@@ -71,7 +74,9 @@ def build_chat_message(
     if message.tool_calls and not request.tool_specs:
         message = Message(role="assistant", reasoning=message.reasoning)
         text = split_reasoning(decode_completion(renderer, token_ids))[0].strip()
-    calls = _make_ids_unique(message.tool_calls, request.call_ids)
+    # The later calls of a turn are not sent; the client's next request shows the turn without them.
+    wanted = message.tool_calls if request.parallel_tool_calls else message.tool_calls[:1]
+    calls = _make_ids_unique(wanted, request.call_ids)
     message_fields = to_openai_message(replace(message, tool_calls=calls))
     text = "\n".join(filter(None, (text, *message.malformed_calls)))
     message_fields["content"] = strip_stop(request, text)
@@ -104,15 +109,29 @@ def chat_finish_reason(completion: Completion, message: dict[str, Any]) -> str:
 
 
 def chat_token_fields(
-    request: ChatCompletionRequest, renderer: Renderer, completion: Completion
+    request: ChatCompletionRequest,
+    renderer: Renderer,
+    completion: Completion,
+    generated: GenerateRequest | None = None,
+    *,
+    offset: int = 0,
 ) -> dict[str, Any]:
-    """The token fields of a choice that the request asks for."""
+    """The token fields of a choice that the request asks for; it begins at `offset` of the turn."""
     fields: dict[str, Any] = {"logprobs": None}
     if request.logprobs:
         pairs = zip(completion.token_ids, completion.logprobs, strict=True)
-        fields["logprobs"] = {
-            "content": [_logprob(renderer.text([token]), logprob) for token, logprob in pairs]
-        }
+        content = [_logprob(renderer.text([token]), logprob) for token, logprob in pairs]
+        for position, entry in enumerate(content):
+            top = () if generated is None else find_top_logprobs(generated, offset + position)
+            entry["top_logprobs"] = [
+                {
+                    key: value
+                    for key, value in _logprob(renderer.text([t]), p).items()
+                    if key in _TOP
+                }
+                for t, p in top
+            ]
+        fields["logprobs"] = {"content": content}
     if request.return_token_ids:
         fields["token_ids"] = list(completion.token_ids)
     return fields
@@ -136,6 +155,9 @@ def text_token_fields(
     return fields
 
 
+_TOP = ("token", "logprob", "bytes")
+
+
 def _logprob(text: str, logprob: float) -> dict[str, Any]:
     whole = _REPLACEMENT_CHARACTER not in text
     return {
@@ -146,6 +168,7 @@ def _logprob(text: str, logprob: float) -> dict[str, Any]:
     }
 
 
+T = TypeVar("T")
 Slices = AsyncIterator[tuple[Completion, bool]]
 Choices = AsyncIterator[tuple[Completion, dict[str, Any]]]
 
@@ -157,26 +180,65 @@ async def stream_events(
     fields: Mapping[str, Any],
     request: BaseRequest,
     prompt: list[int],
-    choices: Choices,
+    choices: Sequence[Choices],
     *,
-    on_end: Callable[[list[int]], object] = lambda _: None,
+    on_end: Callable[[int, list[int]], object] = lambda index, sampled: None,
 ) -> AsyncIterator[str]:
-    """One chunk per slice, then the usage if requested; `on_end` gets all sampled tokens."""
-    sampled: list[int] = []
+    """One chunk per slice of each choice, as they come, then the usage if requested.
+
+    `on_end` gets each choice's index and all of its sampled tokens.
+    """
+    sampled: list[list[int]] = [[] for _ in choices]
+    has_prompt = not request.return_token_ids
     try:
-        async for completion, choice in choices:
+        async for index, (completion, choice) in merge_streams(choices):
             more: dict[str, Any] = {"policy_version": completion.policy_version}
-            if request.return_token_ids and not sampled:
-                more["prompt_token_ids"] = prompt
-            sampled += completion.token_ids
-            yield _event({**fields, "choices": [choice], **more})
-        on_end(sampled)
+            if not has_prompt:
+                more["prompt_token_ids"], has_prompt = prompt, True
+            sampled[index] += completion.token_ids
+            yield _event({**fields, "choices": [choice | {"index": index}], **more})
+        for index, tokens in enumerate(sampled):
+            on_end(index, tokens)
         if request.stream_options.include_usage:
-            yield _event({**fields, "choices": [], "usage": build_usage(len(prompt), len(sampled))})
+            usage = build_usage(len(prompt), sum(map(len, sampled)))
+            yield _event({**fields, "choices": [], "usage": usage})
     except EngineError as error:
         status = 400 if isinstance(error, RequestRejectedError) else 500
         yield _event(build_error(str(error), status=status))
     yield "data: [DONE]\n\n"
+
+
+async def merge_streams(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+    """The items of all streams with the index of their stream, in the order in which they come."""
+    if len(streams) == 1:
+        async for item in streams[0]:
+            yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T]] = asyncio.Queue()
+
+    async def read(index: int, stream: AsyncIterator[T]) -> None:
+        async for item in stream:
+            queue.put_nowait((index, item))
+
+    readers = [asyncio.ensure_future(read(*pair)) for pair in enumerate(streams)]
+    try:
+        while True:
+            waiting = asyncio.ensure_future(queue.get())
+            running = [reader for reader in readers if not reader.done()]
+            await asyncio.wait({waiting, *running}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                yield waiting.result()
+                continue
+            waiting.cancel()
+            for reader in readers:
+                if reader.done():
+                    reader.result()
+            if not running and queue.empty():
+                return
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
 
 
 async def stream_text_choices(
@@ -197,7 +259,12 @@ async def stream_text_choices(
 
 
 async def stream_chat_choices(
-    request: ChatCompletionRequest, renderer: Renderer, slices: Slices, *, in_reasoning: bool = True
+    request: ChatCompletionRequest,
+    renderer: Renderer,
+    slices: Slices,
+    *,
+    in_reasoning: bool = True,
+    generated: GenerateRequest | None = None,
 ) -> Choices:
     """Text that later tokens may reinterpret waits for the last slice; with tools, all content does.
 
@@ -207,6 +274,7 @@ async def stream_chat_choices(
     sent = {"content": "", "reasoning_content": ""}
     async for part, is_last in slices:
         delta: dict[str, Any] = {} if sampled else {"role": "assistant", "content": ""}
+        offset = len(sampled)
         sampled += part.token_ids
         finish = None
         message: dict[str, Any] = {}
@@ -224,7 +292,7 @@ async def stream_chat_choices(
             if more and (is_last or now.startswith(before)):
                 delta[key], sent[key] = more, before + more
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        yield part, choice | chat_token_fields(request, renderer, part)
+        yield part, choice | chat_token_fields(request, renderer, part, generated, offset=offset)
 
 
 def _stable_fields(

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from skyfleet.chat.renderer import Renderer
-from skyfleet.engines.engine import Engine
+from skyfleet.engines.engine import Engine, HasDecoder
 from skyfleet.engines.http_client import RequestRejectedError
 from skyfleet.engines.openai_engine import SESSION_HEADER
 from skyfleet.errors import EngineError, MissingExtraError
@@ -16,6 +16,7 @@ from skyfleet.serving.access import has_bearer_token
 from skyfleet.serving.completions import create_chat_completion, create_completion
 from skyfleet.serving.generation import GenerationService
 from skyfleet.serving.model_service import ModelService
+from skyfleet.serving.openai_responses import create_response
 from skyfleet.serving.requests import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
@@ -59,6 +60,7 @@ def serve_app(
         model=model,
         max_model_len=max_model_len,
         template_kwargs=template_kwargs,
+        vocab_size=engine.decoder.vocab_size if isinstance(engine, HasDecoder) else None,
     )
     handler = ApiHandler(service, api_key)
 
@@ -71,6 +73,7 @@ def serve_app(
             Route("/metrics", metrics),
             Route("/v1/models", handler.list_models),
             Route("/v1/chat/completions", handler.create_chat_completion, methods=["POST"]),
+            Route("/v1/responses", handler.create_response, methods=["POST"]),
             Route("/v1/completions", handler.create_completion, methods=["POST"]),
         ],
         exception_handlers={404: _not_found, 405: _not_found},
@@ -98,6 +101,9 @@ class ApiHandler:
 
     async def create_chat_completion(self, request: Request) -> Response:
         return await self._handle(request, partial(create_chat_completion, self._service))
+
+    async def create_response(self, request: Request) -> Response:
+        return await self._handle(request, partial(create_response, self._service))
 
     async def create_completion(self, request: Request) -> Response:
         return await self._handle(request, partial(create_completion, self._service))

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from skyfleet.errors import CheckpointError
+from skyfleet.tasks.mixture import Mixture
 from skyfleet.tasks.sampling import check_batch_size, check_identity, describe_sampler
 from skyfleet.tasks.task import Task, TaskSet
 
@@ -58,18 +60,26 @@ class Curriculum:
 class CurriculumSampler:
     """Draws every batch from all tasks, by weight and without replacement.
 
-    Every batch has at least `min_per_env` tasks of each env. An epoch is only a count here: as many
-    draws as there are tasks.
+    Every batch has at least `min_per_env` tasks of each env, or with mixture `weights` as many as
+    these give it. An epoch is only a count here: as many draws as there are tasks.
     """
 
     def __init__(
-        self, tasks: Iterable[Task], *, batch_size: int, seed: int, min_per_env: int = 0
+        self,
+        tasks: Iterable[Task],
+        *,
+        batch_size: int,
+        seed: int,
+        min_per_env: int = 0,
+        weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._tasks = sorted(TaskSet(tasks), key=lambda task: task.key)
         self._batch_size, self._seed, self._min_per_env = batch_size, seed, min_per_env
         check_batch_size(self._tasks, batch_size, min_per_env)
         self._curriculum = Curriculum()
         self._n_batches = 0
+        self._weights = dict(sorted(weights.items()))
+        self._mixture = self._start_mixture()
 
     @property
     def epoch(self) -> int:
@@ -78,12 +88,13 @@ class CurriculumSampler:
     def draw(self) -> list[Task]:
         rng = Random(f"{self._seed}/curriculum/{self._n_batches}")
         self._n_batches += 1
+        at_least = self._mixture.next_counts() if self._mixture else {}
         # Weighted sampling without replacement: the largest u ** (1 / weight) first (Efraimidis and
         # Spirakis, 2006).
         weights = self._curriculum.weights(self._tasks)
         ranks = [rng.random() ** (1 / weight) for weight in weights]
         order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
-        missing: dict[str, int] = defaultdict(lambda: self._min_per_env)
+        missing: dict[str, int] = defaultdict(lambda: self._min_per_env, at_least)
         first: list[int] = []
         for index in order:
             env_key = self._tasks[index].env_key
@@ -104,12 +115,26 @@ class CurriculumSampler:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_identity(state, self._identity())
         self._n_batches = state["n_batches"]
+        self._mixture = self._start_mixture()
+        if self._mixture:
+            self._mixture.skip(self._n_batches)
         self._curriculum.load_state_dict(state["curriculum"])
 
+    def _start_mixture(self) -> Mixture | None:
+        if not self._weights:
+            return None
+        return Mixture(
+            self._tasks,
+            self._weights,
+            batch_size=self._batch_size,
+            min_per_env=self._min_per_env,
+        )
+
     def _identity(self) -> dict[str, Any]:
-        return describe_sampler(
+        identity = describe_sampler(
             self._tasks,
             batch_size=self._batch_size,
             seed=self._seed,
             min_per_env=self._min_per_env,
         )
+        return identity | ({"env_weights": self._weights} if self._weights else {})

@@ -135,6 +135,7 @@ _KEYS = {
     "batch_size": "trainer.train_batch_size",
     "seed": "trainer.seed",
     "min_per_env": "trainer.min_samples_per_env",
+    "env_weights": "data.env_weights",
 }
 """The configuration key of each setting in the sampler's state."""
 

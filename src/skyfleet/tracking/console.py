@@ -234,7 +234,8 @@ def format_example(step: int, groups: Iterable[Group]) -> str:
 def _format(message: Message) -> Iterator[str]:
     yield _cut(f"[{message.role}] {message.text}".rstrip())
     for call in message.tool_calls:
-        yield _cut(f"-> {call.name}({dict(call.arguments)})")
+        mark = f" (repaired: {call.repair})" if call.repair else ""
+        yield _cut(f"-> {call.name}({dict(call.arguments)}){mark}")
     for text in message.malformed_calls:
         yield _cut(f"?? {text}")
 

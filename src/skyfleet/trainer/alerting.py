@@ -16,6 +16,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.config.trainer import Trainer
 from skyfleet.errors import ConfigError, MissingExtraError, SentinelError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.report import EvalReport, load_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
 from skyfleet.serving.access import read_token
@@ -153,6 +154,7 @@ class RunAlerts:
             logger.warning("no alert is sent: %s", error)
 
     def _compare(self, reports: Sequence[EvalReport]) -> Iterator[Comparison]:
+        pairs = []
         for report in reports:
             before = load_report(self._folder, report.name, 0)
             if before is not None:
@@ -160,6 +162,10 @@ class RunAlerts:
                     yield compare(before, report)
                 except TaskError as error:  # no task is graded in both
                     logger.info("%s is not in the alert: %s", report.name, error)
+                else:
+                    pairs.append((before, report))
+        if (held_out := compare_held_out(pairs)) is not None:
+            yield held_out
 
     def _describe_cost(self) -> str:
         """`2.5 h, 12.45 $`: this process, and the logged steps of those before it."""

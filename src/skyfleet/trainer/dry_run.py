@@ -13,13 +13,18 @@ from skyfleet.config.validation import find_unsupported_values, find_untrainable
 from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import SkyfleetError, require_torch
-from skyfleet.tasks.sampling import check_batch_size
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
 from skyfleet.trainer.restoring import find_newer_in_bucket
 from skyfleet.trainer.resuming import check_startable, describe_start
-from skyfleet.trainer.tasks import build_schedule, check_disjoint, load_sources, load_training_tasks
+from skyfleet.trainer.tasks import (
+    build_sampler,
+    build_schedule,
+    check_disjoint,
+    load_sources,
+    load_training_tasks,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +82,7 @@ def _find_start(config: RunConfig) -> str | None:
 
 def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:
     trainer, n_samples = config.trainer, config.generator.n_samples_per_prompt
-    plan.check(check_batch_size, tasks, trainer.train_batch_size, trainer.min_samples_per_env)
+    plan.check(build_sampler, config, tasks)
     plan.check(check_task_classes, config, tasks)
     plan.check(check_verifiers, config, tasks)
     schedule = build_schedule(config, n_tasks=len(tasks))

@@ -97,7 +97,7 @@ class Evaluator:
             grading_code=grading_code,
             limits=build_limits(config),
             n_samples=generator.eval_n_samples_per_prompt,
-            max_concurrent=generator.max_num_seqs,
+            max_concurrent=_count_concurrent(config),
             trained_envs=frozenset(trained_envs),
             costly_envs=frozenset(
                 task.env_key
@@ -188,6 +188,14 @@ class Evaluator:
             for sentence in baseline_faults(self.baselines[name]):
                 self.console.note(f"{name}: {sentence}")
         return self.baselines[name]
+
+
+def _count_concurrent(config: RunConfig) -> int:
+    """Episodes at once."""
+    generator, batch = config.generator, config.trainer.eval_batch_size
+    if batch is None:
+        return generator.max_num_seqs
+    return min(generator.max_num_seqs, batch * generator.eval_n_samples_per_prompt)
 
 
 def _rollout_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:

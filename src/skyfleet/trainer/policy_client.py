@@ -35,6 +35,7 @@ from skyfleet.models.loading import LoadedModel, load_tokenizer, read_vocab_size
 from skyfleet.models.rope import has_rope_scaling
 from skyfleet.rollouts.conversation import AgentFactory, ContextStatus
 from skyfleet.rollouts.policy_agent import PolicyAgent
+from skyfleet.rollouts.served_turns import ServedTurns
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.fit_memory import fit_inference
 from skyfleet.trainer.load_policy import load_policy_model
@@ -87,6 +88,7 @@ class PolicyClient:
             status=self.status,
             one_message=self.one_message,
             session_prefix=self.session_prefix,
+            served_turns=None if self.chat is None else ServedTurns(self.renderer),
         )
 
 
@@ -107,6 +109,7 @@ async def open_policy_client(
     processes, in the place of those here.
     """
     tokenizer, renderer = policy_model.loaded.tokenizer, policy_model.renderer
+    chats: Sequence[ChatEngine] = ()
     async with AsyncExitStack() as opened:
         if actors is not None:
             with TemporaryDirectory() as scratch:
@@ -125,14 +128,14 @@ async def open_policy_client(
                 )
             ]
         elif config.generator.is_remote:
-            engines = await connect_vllm_servers(config, policy_model.loaded.module, opened)
+            engines, chats = await connect_vllm_servers(config, policy_model.loaded.module, opened)
         else:
             with TemporaryDirectory() as scratch:
                 path = loadable_path(config, folder)
                 if path is None:
                     save_model(policy_model.loaded, Path(scratch))
                 engines = await start_vllm(config, path or scratch, renderer, opened, learns=learns)
-        yield _build_policy_client(config, tokenizer, renderer, engines)
+        yield _build_policy_client(config, tokenizer, renderer, engines, chats)
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from skyfleet.chat.message import Message, Role
@@ -15,6 +16,7 @@ from skyfleet.errors import ConfigError
 from skyfleet.tasks.curriculum import CurriculumSampler
 from skyfleet.tasks.loading import drop_long_prompts as drop_long
 from skyfleet.tasks.loading import load_tasks
+from skyfleet.tasks.mixture import MixtureSampler
 from skyfleet.tasks.prepare import fingerprint
 from skyfleet.tasks.sampling import Sampler, TaskSampler
 from skyfleet.tasks.splits import select_subset
@@ -252,16 +254,25 @@ def _to_message(message: Mapping[str, str]) -> Message:
 def _build_run_tasks(
     config: RunConfig, train: Sequence[Task], eval_sets: Mapping[str, Sequence[Task]]
 ) -> RunTasks:
-    trainer = config.trainer
-    sampler: Sampler = (CurriculumSampler if trainer.curriculum else TaskSampler)(
-        train,
-        batch_size=trainer.train_batch_size,
-        seed=trainer.seed,
-        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
-    )
     return RunTasks(
         train=train,
         eval_sets=eval_sets,
-        sampler=sampler,
+        sampler=build_sampler(config, train),
         schedule=build_schedule(config, n_tasks=len(train)),
+    )
+
+
+def build_sampler(config: RunConfig, tasks: Sequence[Task]) -> Sampler:
+    """Raise ConfigError if the tasks do not fill a batch, or not with the configured weights."""
+    trainer, weights = config.trainer, config.data.env_weights
+    build: Callable[..., Sampler] = TaskSampler
+    if trainer.curriculum:
+        build = partial(CurriculumSampler, weights=weights)
+    elif weights:
+        build = partial(MixtureSampler, weights=weights)
+    return build(
+        tasks,
+        batch_size=trainer.train_batch_size,
+        seed=trainer.seed,
+        min_per_env=trainer.min_samples_per_env if trainer.use_hybrid_env_sampling else 0,
     )

@@ -19,8 +19,9 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import LearnerLostError, SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.model_selection import describe_best_step
-from skyfleet.evaluation.report import load_report
+from skyfleet.evaluation.report import EvalReport, load_report
 from skyfleet.evaluation.table import comparison_table
 from skyfleet.storage.bucket_lock import lock_address
 from skyfleet.storage.disk_full import explain_disk_full
@@ -177,7 +178,7 @@ def _write_run_report(folder: Path) -> None:
 
 def conclude(run: Run) -> TrainingOutcome:
     """Compare every set before training with the same set now; writes results.md and the report."""
-    comparisons = tuple(c for name in run.evaluator.sets if (c := _compare_set(run, name)))
+    comparisons = tuple(_compare_sets(run))
     table = None
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
@@ -204,16 +205,22 @@ def conclude(run: Run) -> TrainingOutcome:
     return outcome
 
 
-def _compare_set(run: Run, name: str) -> Comparison | None:
-    before = load_report(run.folder, name, 0)
-    after = load_report(run.folder, name, run.state.step)
-    if not before or not after or run.state.step == 0:
-        return None
-    try:
-        return compare(before, after)
-    except TaskError as error:  # no task in common, or graded by other code
-        run.console.note(f"{name} is not in the table: {error}")
-        return None
+def _compare_sets(run: Run) -> Iterator[Comparison]:
+    """Of each set, and of the held-out environments of all sets."""
+    pairs: list[tuple[EvalReport, EvalReport]] = []
+    for name in run.evaluator.sets:
+        before = load_report(run.folder, name, 0)
+        after = load_report(run.folder, name, run.state.step)
+        if not before or not after or run.state.step == 0:
+            continue
+        try:
+            yield compare(before, after)
+        except TaskError as error:  # no task in common, or graded by other code
+            run.console.note(f"{name} is not in the table: {error}")
+        else:
+            pairs.append((before, after))
+    if (held_out := compare_held_out(pairs)) is not None:
+        yield held_out
 
 
 @contextmanager

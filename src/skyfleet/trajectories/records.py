@@ -189,6 +189,7 @@ def message_to_record(message: Message) -> Record:
         "reasoning": message.reasoning,
         "tool_calls": [
             {"id": call.id, "name": call.name, "arguments": dict(call.arguments)}
+            | ({"repair": call.repair} if call.repair else {})
             for call in message.tool_calls
         ],
         "malformed_calls": list(message.malformed_calls),

@@ -116,7 +116,8 @@ def _message(message: Message) -> Html:
 
 def _call(call: ToolCall) -> Html:
     arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return tag("code", f"{call.name} {_truncate(arguments)}")
+    mark = f" (repaired: {call.repair})" if call.repair else ""
+    return tag("code", f"{call.name} {_truncate(arguments)}{mark}")
 
 
 def _images(message: Message) -> Html | None:

@@ -15,6 +15,7 @@ from skyfleet.analysis.learning_signal import EnvSignal, compute_signals, first_
 from skyfleet.analysis.run_folder import RunFolder, read_entries
 from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
+from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.trajectories.entry import Entry
 from skyfleet.trajectories.trajectory import Trajectory
@@ -252,12 +253,14 @@ def _list_sets(run: ReportRun) -> str:
 def _build_table(
     caption: str, sides: tuple[str, str], pairs: Pairs, *, notes: Iterable[str] = ()
 ) -> ComparisonTable:
-    comparisons, reasons = [], list(notes)
-    for before, after in pairs:
+    comparisons, reasons, both = [], list(notes), list(pairs)
+    for before, after in both:
         try:
             comparisons.append(compare(before, after))
         except TaskError as error:
             reasons.append(f"{error}.")
+    if (held_out := compare_held_out(both)) is not None:
+        comparisons.append(held_out)
     return ComparisonTable(
         caption=caption, sides=sides, comparisons=tuple(comparisons), notes=tuple(reasons)
     )

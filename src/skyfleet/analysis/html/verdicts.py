@@ -171,7 +171,8 @@ def badge(verdict: Verdict) -> Html:
 def _explanation() -> Html:
     return note(
         "Tasks are paired: only those graded in both evaluations count. p is corrected for the "
-        "number of environments (Holm). Detectable: the smallest true difference, in points, that "
+        "number of environments (Holm). pass@k: one of k attempts at a task passes; pass^k: all of "
+        "them do. Detectable: the smallest true difference, in points, that "
         "these tasks detect with 80 % power."
     )
 
@@ -195,7 +196,7 @@ def _comparison_table(compared: ComparisonTable) -> Html:
     rows = [
         (comparison.name, env_key, change)
         for comparison in compared.comparisons
-        for env_key, change in table_changes(comparison)
+        for env_key, change in (*table_changes(comparison), *comparison.by_k.items())
     ]
     if not rows:
         return tag("h3", compared.caption)

@@ -142,6 +142,7 @@ def _message(message: Message, pictures: _Pictures) -> Json:
                 "name": call.name,
                 "brief": json.dumps(dict(call.arguments), ensure_ascii=False)[1:-1][:200],
                 "arguments": format_json(call.arguments),
+                "repair": call.repair,
             }
             for call in message.tool_calls
         ],

@@ -39,7 +39,7 @@ _BOUNDARY = re.compile(r"</tool_call>|(?=<tool_call>|</?think>|<\|)")
 
 
 def parse_glm(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _START_TAGS, partial(_parse_block, tools))
+    return parse_turn(text, _START_TAGS, partial(_parse_block, tools, text.rfind(_END_VALUE)))
 
 
 def write_glm(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -50,7 +50,9 @@ def write_glm(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield _CLOSE
 
 
-def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str]) -> Block:
+def _parse_block(
+    tools: Sequence[ToolSpec], last_value: int, text: str, start_tag: re.Match[str]
+) -> Block:
     position = start_tag.end()
     try:
         head = _NAME.match(text, position)
@@ -62,7 +64,7 @@ def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str])
             key = argument["key"].strip()
             if key in arguments:
                 raise ValueError(f"the argument {key} occurs twice")
-            value, position = read_until(text, argument.end(), _END_VALUE)
+            value, position = read_until(text, argument.end(), _END_VALUE, last=last_value)
             arguments[key] = coerce_value(tools, name, key, value)
             position = skip_space(text, position)
         if not text.startswith(_CLOSE, position):

@@ -24,10 +24,13 @@ from skyfleet.chat.tool_calls.strict_json import (
     ARGUMENT_KEYS,
     NAME_KEYS,
     PARSE_ERRORS,
+    DecodeError,
     decode,
+    decode_at,
     decode_repaired,
     encode,
     parse_call,
+    skip_open_brackets,
 )
 
 _START_TAGS = compile_start_tags(r"```(?:json)?\s*\{|\{")
@@ -51,14 +54,16 @@ def write_json_object(calls: Sequence[ToolCall], /) -> Iterator[str]:
 def parse_object(text: str, start: int) -> Block:
     """The object that begins at `start`: a call, a malformed call, or text."""
     try:
-        value, end = _LENIENT_DECODER.raw_decode(text, start)
-    except json.JSONDecodeError as error:
+        value, end = decode_at(text, start, _LENIENT_DECODER)
+    except DecodeError as error:
         if not _CALL_BEGINNING.match(text, start):
-            return Block(end=error.pos)
+            return Block(end=error.position)
         return _parse_broken(text, start)
     except RecursionError:
         begins_a_call = _CALL_BEGINNING.match(text, start)
-        return Block(end=_find_boundary(text, start), malformed=begins_a_call is not None)
+        # Behind the brackets too, or each of them would be decoded to the same depth.
+        end = max(_find_boundary(text, start), skip_open_brackets(text, start))
+        return Block(end=end, malformed=begins_a_call is not None)
     if not (value.keys() & set(NAME_KEYS) and value.keys() & set(ARGUMENT_KEYS)):
         return Block(end=end)
     try:

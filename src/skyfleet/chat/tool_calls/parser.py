@@ -88,7 +88,7 @@ def parse_turn(text: str, start_tags: re.Pattern[str], parse_block: BlockParser)
     consumed = position = 0
     while start_tag := start_tags.search(text, position):
         start, position = start_tag.span()
-        before = text[consumed:start]
+        is_dropped = False
         if closing := REASONING_ENDS.get(start_tag[0]):
             close = text.find(closing, position)
             reasoning.append(text[position:] if close < 0 else text[position:close])
@@ -101,19 +101,26 @@ def parse_turn(text: str, start_tags: re.Pattern[str], parse_block: BlockParser)
             blocks.append((text[start:position], block))
         elif not reasoning:
             reasoning.append(text[:start])
-            before = ""
+            is_dropped = True
             content.clear()
             blocks.clear()
-        content.append(before)
+        # Not before it is known to be content: text with many start tags is sliced once.
+        content.append("" if is_dropped else text[consumed:start])
         consumed = position
     content.append(text[consumed:])
     return ParsedTurn(
         content=_join(content),
         reasoning=_join(reasoning) if reasoning else None,
-        tool_calls=assign_call_ids([call for _, block in blocks for call in block.calls]),
+        tool_calls=assign_call_ids([call for _, block in blocks for call in _mark(block)]),
         malformed_calls=tuple(raw for raw, block in blocks if block.malformed),
         repaired_calls=sum(len(block.calls) for _, block in blocks if block.repaired),
     )
+
+
+def _mark(block: Block) -> Sequence[ToolCall]:
+    if not block.repaired:
+        return block.calls
+    return [replace(call, repair="closing brackets") for call in block.calls]
 
 
 def split_reasoning(text: str) -> tuple[str, str | None]:
@@ -140,11 +147,15 @@ def skip_space(text: str, position: int) -> int:
     return space.end() if space else position
 
 
-def read_until(text: str, position: int, closing: str) -> tuple[str, int]:
-    """The text before the next `closing`, and the position behind it."""
-    end = text.find(closing, position)
-    if end < 0:
+def read_until(text: str, position: int, closing: str, *, last: int) -> tuple[str, int]:
+    """The text before the next `closing`, and the position behind it.
+
+    `last` is the position of the last `closing` in the text: without it, every block that lacks one
+    would search the whole rest.
+    """
+    if position > last:
         raise ValueError(f"{closing} is missing")
+    end = text.find(closing, position)
     return text[position:end], end + len(closing)
 
 

@@ -29,6 +29,7 @@ from skyfleet.chat.tool_calls.strict_json import (
 )
 
 _OPEN, _CLOSE = SpecialToken("<tool_call>"), SpecialToken("</tool_call>")
+_END_VALUE = "</parameter>"
 _START_TAGS = compile_start_tags(r"<tool_call>|<function=")
 _FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^<>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=(?P<key>[^<>\n]+)>\n?")
@@ -37,7 +38,7 @@ _BOUNDARY = re.compile(r"</tool_call>|(?=<tool_call>|<function=|</?think>|<\|)")
 
 
 def parse_qwen3_coder(text: str, /, tools: Sequence[ToolSpec] = ()) -> ParsedTurn:
-    return parse_turn(text, _START_TAGS, partial(_parse_block, tools))
+    return parse_turn(text, _START_TAGS, partial(_parse_block, tools, text.rfind(_END_VALUE)))
 
 
 def write_qwen3_coder(calls: Sequence[ToolCall], /) -> Iterator[str]:
@@ -48,7 +49,9 @@ def write_qwen3_coder(calls: Sequence[ToolCall], /) -> Iterator[str]:
         yield from ("</function>\n", _CLOSE)
 
 
-def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str]) -> Block:
+def _parse_block(
+    tools: Sequence[ToolSpec], last_value: int, text: str, start_tag: re.Match[str]
+) -> Block:
     position = start_tag.end()
     try:
         function = _FUNCTION.match(text, start_tag.start())
@@ -60,7 +63,7 @@ def _parse_block(tools: Sequence[ToolSpec], text: str, start_tag: re.Match[str])
             key = parameter["key"].strip()
             if key in arguments:
                 raise ValueError(f"the argument {key} occurs twice")
-            value, position = read_until(text, parameter.end(), "</parameter>")
+            value, position = read_until(text, parameter.end(), _END_VALUE, last=last_value)
             arguments[key] = coerce_value(tools, name, key, value.removesuffix("\n"))
         end = _END.match(text, position)
         if end is None:

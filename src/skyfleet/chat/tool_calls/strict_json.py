@@ -44,7 +44,7 @@ MAX_DEPTH = 100
 NAME_KEYS = ("name", "tool")
 ARGUMENT_KEYS = ("arguments", "parameters", "params")
 
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
+TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -65,9 +65,49 @@ def decode(text: str) -> Any:
     return _STRICT.decode(text)
 
 
-def decode_at(text: str, position: int) -> tuple[Any, int]:
-    """The value that begins at `position`, and the position of its end."""
-    return _STRICT.raw_decode(text, position)
+_FIRST_WINDOW = 256
+_LONGEST_TOKEN = 16
+"""Characters of a literal or an escape that the decoder may need to see behind an error."""
+
+
+class DecodeError(ValueError):
+    """Without the line of the error: `JSONDecodeError` counts lines from the start of the text."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(f"{reason} at character {position}")
+        self.position = position
+
+
+def decode_at(text: str, position: int, decoder: json.JSONDecoder = _STRICT) -> tuple[Any, int]:
+    """The value that begins at `position`, and the position of its end.
+
+    The decoder gets windows of doubled size, so that an attempt costs as much as the text that it
+    reads: many attempts in one long text, each with its own lines to count, would be quadratic.
+    """
+    size = _FIRST_WINDOW
+    while True:
+        is_whole = position + size >= len(text)
+        try:
+            value, end = decoder.raw_decode(text[position : position + size])
+        except json.JSONDecodeError as error:
+            # Where a string ends is behind its error, and perhaps behind the window.
+            is_certain = error.pos + _LONGEST_TOKEN < size and "Unterminated" not in error.msg
+            if is_whole or is_certain:
+                raise DecodeError(error.msg, position + error.pos) from None
+        else:
+            if is_whole or end < size:
+                return value, position + end
+        size *= 2
+
+
+def skip_open_brackets(text: str, start: int) -> int:
+    """The position behind the first `MAX_OPEN` brackets that are open at once."""
+    depth = 0
+    for token in TOKENS.finditer(text, start):
+        depth += 1 if token[0] in CLOSING else -1 if token[0] in CLOSING.values() else 0
+        if depth > MAX_OPEN:
+            return token.end()
+    return len(text)
 
 
 def encode(value: object) -> str:
@@ -81,7 +121,7 @@ def decode_repaired(body: str, *, closed: bool, wrapper: int) -> Any:
     `closed`: the model ended the block. If it did not, more text may have been intended, so only the
     last `wrapper` brackets, which enclose complete arguments, may be added.
     """
-    _, missing = find_closing_bracket(body, 0, _TOKENS)
+    _, missing = find_closing_bracket(body, 0, TOKENS)
     cut_in_wrapper = len(missing) <= wrapper and body.rstrip().endswith("}")
     if not missing or not (len(missing) <= MAX_MISSING if closed else cut_in_wrapper):
         raise ValueError("more than closing brackets is missing")

@@ -19,7 +19,13 @@ from skyfleet.engines.cuda.decode import MAX_STEPS, MAX_STOP_TOKENS, DecodeSlots
 from skyfleet.engines.cuda.prefill import Prefill
 from skyfleet.engines.cuda.scheduler import Request, Scheduler
 from skyfleet.engines.prefix_cache import BLOCK_SIZE, hash_blocks
-from skyfleet.engines.sampler import detect_finish, ends_with_stop, stop_window, validate_request
+from skyfleet.engines.request_checks import reject_logits_processors
+from skyfleet.engines.sampler import (
+    detect_finish,
+    ends_with_stop,
+    stop_window,
+    validate_request,
+)
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.errors import EngineError
 from skyfleet.models.decoder import Decoder
@@ -140,6 +146,7 @@ class CudaEngine:
     def _validate(self, token_ids: Sequence[int], sampling: SamplingParams, session: str) -> None:
         limits = {"capacity": self._capacity, "vocab_size": self._decoder.vocab_size}
         validate_request(token_ids, sampling, session=session, **limits)
+        reject_logits_processors(sampling, "the CUDA engine")
         longest = min(self._capacity, len(token_ids) + sampling.max_generate_length + 1)
         if n_blocks_for(longest) > self._scheduler.n_blocks:
             raise EngineError(

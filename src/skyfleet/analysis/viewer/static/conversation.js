@@ -109,7 +109,8 @@ function callBlock(call, replies, id) {
   const failed = replies.some((reply) => reply.is_error);
   return el("details", { class: `call ${failed ? "failed" : ""}` },
     el("summary", {},
-      el("span", { class: "line" }, el("b", {}, call.name), el("span", { class: "brief" }, call.brief)),
+      el("span", { class: "line" }, el("b", {}, call.name), el("span", { class: "brief" }, call.brief),
+        call.repair ? el("span", { class: "flag" }, `repaired: ${call.repair}`) : null),
       ...replies.map((reply) => el("span", { class: "line answer" },
         reply.is_error && !/^error/i.test(firstLine(reply)) ? el("span", { class: "flag" }, "error") : null,
         firstLine(reply)))),
