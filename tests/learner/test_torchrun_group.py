@@ -15,7 +15,7 @@ from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError, LearnerLostError
 from skyfleet.learner import torchrun
 from skyfleet.learner.rank_layout import build_layout
-from skyfleet.learner.rank_worker import RankPlace
+from skyfleet.learner.rank_store import RankPlace
 from skyfleet.learner.torchrun import TorchrunGroup
 from skyfleet.trainer.sharded_run import check_ranks
 

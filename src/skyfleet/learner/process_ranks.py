@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -123,7 +123,7 @@ class ProcessRanks(Ranks):
         if not isinstance(parameter, DTensor):
             return local
         # On the CPU its mesh would be that of the GPUs, which DTensor refuses.
-        whole = parameter.detach()
+        whole: Any = parameter.detach()
         return DTensor.from_local(
             local.to(whole.to_local().device),
             whole.device_mesh,
@@ -148,7 +148,11 @@ class ProcessRanks(Ranks):
         return int(highest)
 
     def local(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        shard: Any = tensor.detach()
+        local: Tensor = shard.to_local()
+        return local
 
     @torch.no_grad()
     def whole_gradients(

@@ -15,18 +15,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Client, Connection, Listener, wait
 from queue import Queue
 from time import monotonic
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, LearnerLostError
-from skyfleet.learner.rank_worker import RankPlace, RankWorker
+from skyfleet.learner.rank_store import RankPlace, open_store
+from skyfleet.learner.rank_worker import RankWorker
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +304,7 @@ def _meet_ranks(place: RankPlace, timeout_seconds: float) -> tuple[list[Connecti
     """The connection of each rank from 1 on, and the place with the store that is open now."""
     authkey = secrets.token_bytes(32)
     listener = Listener((_own_address(place), 0), backlog=place.world_size, authkey=authkey)
-    store = _open_store(place, timeout_seconds, is_master=not place.store_is_open)
+    store = open_store(place, timeout_seconds)
     host, port = listener.address
     store.set(_KEY, json.dumps({"host": host, "port": port, "authkey": authkey.hex()}))
     by_rank: dict[int, Connection] = {}
@@ -325,37 +325,20 @@ def _meet_ranks(place: RankPlace, timeout_seconds: float) -> tuple[list[Connecti
 
 
 def _meet_first(place: RankPlace, timeout_seconds: float) -> tuple[Connection, RankPlace]:
-    store = _open_store(place, timeout_seconds, is_master=False)
+    store = open_store(place, timeout_seconds)
     told: Mapping[str, Any] = json.loads(store.get(_KEY))
     connection = Client((told["host"], told["port"]), authkey=bytes.fromhex(told["authkey"]))
     connection.send(place.rank)
     return connection, _with_open_store(place, store)
 
 
-_stores: list[dist.TCPStore] = []
+_stores: list[TCPStore] = []
 """Kept open: the server of a store ends with its object."""
 
 
-def _with_open_store(place: RankPlace, store: dist.TCPStore) -> RankPlace:
+def _with_open_store(place: RankPlace, store: TCPStore) -> RankPlace:
     _stores.append(store)
-    return RankPlace(
-        rank=place.rank,
-        world_size=place.world_size,
-        address=place.address,
-        local_rank=place.local_rank,
-        store_is_open=True,
-    )
-
-
-def _open_store(place: RankPlace, timeout_seconds: float, *, is_master: bool) -> dist.TCPStore:
-    host, _, port = place.address.rpartition(":")
-    return dist.TCPStore(
-        host,
-        int(port),
-        is_master=is_master,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-    )
+    return replace(place, store_is_open=True)
 
 
 def _own_address(place: RankPlace) -> str:
