@@ -326,8 +326,8 @@ def _meet_ranks(place: RankPlace, timeout_seconds: float) -> tuple[list[Connecti
 
 def _meet_first(place: RankPlace, timeout_seconds: float) -> tuple[Connection, RankPlace]:
     store = open_store(place, timeout_seconds)
-    told: Mapping[str, Any] = json.loads(store.get(_KEY))
-    connection = Client((told["host"], told["port"]), authkey=bytes.fromhex(told["authkey"]))
+    contact: Mapping[str, Any] = json.loads(store.get(_KEY))
+    connection = Client((contact["host"], contact["port"]), authkey=bytes.fromhex(contact["authkey"]))
     connection.send(place.rank)
     return connection, _with_open_store(place, store)
 
