@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from skyfleet.learner import torchrun
+from skyfleet.learner import rank_process
 from skyfleet.learner.rank_store import RankPlace
 
 
@@ -38,8 +38,8 @@ class FakeWorker:
 
 
 def serve_fake_rank(place: RankPlace) -> None:
-    setattr(torchrun, "RankWorker", FakeWorker)  # noqa: B010
-    torchrun.serve_rank(place, 30.0)
+    setattr(rank_process, "RankWorker", FakeWorker)  # noqa: B010
+    rank_process.serve_rank(place, 30.0)
 
 
 def open_store() -> tuple[TCPStore, str]:
