@@ -15,7 +15,6 @@ from typing import Any
 from tests.fakes.rank_processes import run_ranks
 from tests.fakes.sharded_cases import (
     LAYOUTS,
-    RankLayout,
     build_cases,
     compute_update,
     compute_updates,
@@ -23,6 +22,8 @@ from tests.fakes.sharded_cases import (
     relative_errors,
     runs_in,
 )
+
+from skyfleet.learner.process_ranks import RankLayout
 
 _RESHARDED = {"one learner": None, "1": RankLayout(), "2": LAYOUTS["2"], "3": RankLayout(shards=3)}
 

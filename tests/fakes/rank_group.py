@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
-from skyfleet.learner import torchrun
-from skyfleet.learner.rank_worker import RankPlace
+from skyfleet.learner import rank_process
+from skyfleet.learner.rank_store import RankPlace
 
 
 class FakeWorker:
@@ -38,14 +38,14 @@ class FakeWorker:
 
 
 def serve_fake_rank(place: RankPlace) -> None:
-    torchrun.RankWorker = FakeWorker  # type: ignore[assignment,misc]
-    torchrun.serve_rank(place, 30.0)
+    setattr(rank_process, "RankWorker", FakeWorker)  # noqa: B010
+    rank_process.serve_rank(place, 30.0)
 
 
-def open_store() -> tuple[dist.TCPStore, str]:
+def open_store() -> tuple[TCPStore, str]:
     """As torchrun's agent does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     return store, f"127.0.0.1:{port}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tests.fakes.samples import random_groups, sample
@@ -57,7 +58,8 @@ def _foreign() -> Decoder:
 
 
 def _experts() -> Decoder:
-    config = Qwen3MoeConfig(
+    build: Any = Qwen3MoeConfig
+    config = build(
         **DIMENSIONS, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
         decoder_sparse_step=1,
     )  # fmt: skip

@@ -10,13 +10,13 @@ from tests.fakes.rank_processes import run_ranks
 from tests.fakes.sharded_cases import (
     LAYOUTS,
     Outcome,
-    RankLayout,
     compute_update,
     continue_update,
     relative_errors,
 )
 
 from skyfleet.errors import CheckpointError
+from skyfleet.learner.process_ranks import RankLayout
 
 TOLERANCE = 1e-5
 LAYOUTS_OF = {"one learner": None, "1 rank": RankLayout(), "2 ranks": LAYOUTS["2"]} | {

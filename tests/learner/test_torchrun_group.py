@@ -13,9 +13,9 @@ from tests.fakes.rank_group import FakeWorker, open_store, serve_fake_rank
 
 from skyfleet.config.loading import load_config
 from skyfleet.errors import ConfigError, LearnerLostError
-from skyfleet.learner import torchrun
+from skyfleet.learner import rank_process, torchrun
 from skyfleet.learner.rank_layout import build_layout
-from skyfleet.learner.rank_worker import RankPlace
+from skyfleet.learner.rank_store import RankPlace
 from skyfleet.learner.torchrun import TorchrunGroup
 from skyfleet.trainer.sharded_run import check_ranks
 
@@ -30,7 +30,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 @contextmanager
 def _starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr(torchrun, "RankWorker", FakeWorker)
+    monkeypatch.setattr(rank_process, "RankWorker", FakeWorker)
     monkeypatch.setattr(torchrun, "_GRACE_SECONDS", 0.5)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.fakes.sharded_cases", "tests.fakes.rank_group"])

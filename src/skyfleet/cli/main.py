@@ -32,7 +32,7 @@ from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
-from skyfleet.errors import EngineLostError, SkyfleetError
+from skyfleet.errors import EngineLostError, LearnerLostError, SkyfleetError
 from skyfleet.redaction import redact
 from skyfleet.streams import remember_streams, restore_streams
 from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
@@ -150,7 +150,7 @@ def _is_temporary(error: BaseException) -> bool:
     """Whether the same command may succeed later: a bucket or an engine did not answer."""
     temporary = (errno.EIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
     is_outage = isinstance(error, OSError) and error.errno in temporary
-    return is_outage or isinstance(error, EngineLostError)
+    return is_outage or isinstance(error, EngineLostError | LearnerLostError)
 
 
 def _find_leaf(error: BaseException) -> BaseException:

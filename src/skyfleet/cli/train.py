@@ -25,7 +25,7 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     if dry_run:
         _show_dry_run(config)
         return
-    if _is_other_rank() and _serve_rank(config):
+    if _has_ranks() and os.environ.get("RANK", "0") != "0" and _serve_rank(config):
         return
     from skyfleet.api.training import train_async
     from skyfleet.envs.event_loop import run_loop
@@ -49,9 +49,9 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
     )
 
 
-def _is_other_rank() -> bool:
-    """Started by torchrun as a rank of the learner beside the first, which runs the loop."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0"
+def _has_ranks() -> bool:
+    """Whether torchrun started this process as one rank of several; the first runs the loop."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _serve_rank(config: RunConfig) -> bool:
@@ -78,11 +78,16 @@ async def _run_until_signal(training: Coroutine[Any, Any, T]) -> T:
     running = asyncio.ensure_future(cancel_on_ctrl_c(training))
     received: list[signal.Signals] = []
 
+    # torchrun sends Ctrl-C to its processes, which have already got it from the terminal: a second
+    # one must not end the checkpoint of the first.
+    is_rank = _has_ranks()
+
     def end(sent: signal.Signals) -> None:
         received.append(sent)
-        running.cancel()
+        if len(received) == 1 or not is_rank:
+            running.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if is_rank else ())):
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
     try:

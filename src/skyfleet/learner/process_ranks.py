@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -122,16 +122,9 @@ class ProcessRanks(Ranks):
     def as_shard(self, parameter: nn.Parameter, local: Tensor) -> Tensor:
         if not isinstance(parameter, DTensor):
             return local
-        # On the CPU its mesh would be that of the GPUs, which DTensor refuses.
-        whole = parameter.detach()
-        return DTensor.from_local(
-            local.to(whole.to_local().device),
-            whole.device_mesh,
-            whole.placements,
-            run_check=False,
-            shape=whole.shape,
-            stride=whole.stride(),
-        )
+        # Not `from_local`, which copies a shard on the CPU to the mesh of the GPUs.
+        spec: Any = parameter
+        return DTensor(local, spec._spec, requires_grad=False)
 
     def keep_part(self, parameter: nn.Parameter, local: Tensor, whole: Tensor) -> None:
         split = self._splits.get(id(parameter), Split.WHOLE)
@@ -148,7 +141,11 @@ class ProcessRanks(Ranks):
         return int(highest)
 
     def local(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+        if not isinstance(tensor, DTensor):
+            return tensor
+        shard: Any = tensor.detach()
+        local: Tensor = shard.to_local()
+        return local
 
     @torch.no_grad()
     def whole_gradients(
@@ -165,23 +162,22 @@ class ProcessRanks(Ranks):
 
     @torch.no_grad()
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> float:
-        whole, sharded, divided = (torch.zeros((), dtype=torch.float32) for _ in range(3))
+        squares: dict[str, list[Tensor]] = {"whole": [], "sharded": [], "divided": []}
         for parameter in parameters:
             if parameter.grad is None:
                 continue
-            square = torch.linalg.vector_norm(self.local(parameter.grad), dtype=torch.float32)
-            square = square.square().cpu()
-            if not isinstance(parameter, DTensor):
-                whole += square
-            elif self._splits.get(id(parameter)) in (Split.ROWS, Split.COLUMNS):
-                divided += square
-            else:
-                sharded += square
-        totals = torch.stack([sharded, divided]).to(self._device_type)
+            kind = "whole"
+            if isinstance(parameter, DTensor):
+                split = self._splits[id(parameter)]
+                kind = "divided" if split in (Split.ROWS, Split.COLUMNS) else "sharded"
+            norm_of_part = torch.linalg.vector_norm(self.local(parameter.grad), dtype=torch.float32)
+            squares[kind].append(norm_of_part.square())
+        whole, *parts = (_sum(terms).to(self._device_type) for terms in squares.values())
+        totals = torch.stack(parts)
         dist.all_reduce(totals, group=self.mesh.get_group(self.mesh.mesh_dim_names[-1]))  # type: ignore[index]
         if self.tensor is not None:
             dist.all_reduce(totals[1:], group=self.tensor.group)
-        norm = float((totals.sum().cpu() + whole).sqrt())
+        norm = float((totals.sum() + whole).sqrt())
         # As torch's clip_grad_norm_: also a norm that is not finite scales.
         scale = limit / (norm + 1e-6)
         if not scale >= 1.0:
@@ -219,3 +215,7 @@ class ProcessRanks(Ranks):
                 own = group
         assert own is not None
         return own
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum() if terms else torch.zeros(())

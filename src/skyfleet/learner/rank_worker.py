@@ -21,21 +21,10 @@ from skyfleet.learner.loss_recorder import LossRecord, LossRecorder
 from skyfleet.learner.policy_model import choose_device
 from skyfleet.learner.process_ranks import ProcessRanks
 from skyfleet.learner.rank_layout import build_layout
+from skyfleet.learner.rank_store import RankPlace, open_rank_store
 from skyfleet.learner.sharded_models import ShardedModels
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
-    """Which rank a process is, and where the ranks meet."""
-
-    rank: int
-    world_size: int
-    address: str
-    """HOST:PORT of the store at which the ranks meet; rank 0 opens it, unless it is open."""
-    local_rank: int = 0
-    """Of the ranks on this machine; the index of its GPU."""
-    store_is_open: bool = False
-    """Another process serves the store, as torchrun does."""
+__all__ = ["RankPlace", "RankReport", "RankWorker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,22 +140,12 @@ def _choose_rank_device(config: RunConfig, place: RankPlace) -> torch.device:
 
 
 def _join_group(place: RankPlace, device: torch.device, timeout_seconds: float) -> None:
-    host, _, port = place.address.rpartition(":")
-    timeout = timedelta(seconds=timeout_seconds)
-    store = dist.TCPStore(
-        host,
-        int(port),
-        place.world_size,
-        is_master=place.rank == 0 and not place.store_is_open,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
     os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         rank=place.rank,
         world_size=place.world_size,
-        store=dist.PrefixStore("skyfleet/ranks", store),
-        timeout=timeout,
+        store=open_rank_store(place, timeout_seconds),
+        timeout=timedelta(seconds=timeout_seconds),
         device_id=device if device.type == "cuda" else None,
     )

@@ -6,65 +6,24 @@ also while it waits for the next command, which may take as long as rollouts do.
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import pickle
-import secrets
-import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Connection, wait
 from queue import Queue
 from time import monotonic
 from typing import Any
 
-import torch.distributed as dist
-
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import ConfigError, LearnerLostError
-from skyfleet.learner.rank_worker import RankPlace, RankWorker
+from skyfleet.errors import LearnerLostError
+from skyfleet.learner.rank_process import Reply, build_worker, meet_ranks
+from skyfleet.learner.rank_store import RankPlace
+from skyfleet.learner.rank_worker import RankWorker
 
-logger = logging.getLogger(__name__)
-
-_KEY = "skyfleet/control"
 _GRACE_SECONDS = 10.0
 """How long the other ranks may take to answer after one has failed."""
 _RESUME = "run the same command again: it goes on from the last checkpoint and its journal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    result: Any = None
-    error: BaseException | None = None
-    item: bool = False
-    """One of several results of an iteration."""
-
-
-def is_started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ or int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def read_place() -> RankPlace:
-    """This process's rank by torchrun's variables; the only rank without torchrun."""
-    env = os.environ
-    if not is_started_by_torchrun():
-        return RankPlace(rank=0, world_size=1, address=f"127.0.0.1:{_find_free_port()}")
-    try:
-        return RankPlace(
-            rank=int(env["RANK"]),
-            world_size=int(env["WORLD_SIZE"]),
-            address=f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}",
-            local_rank=int(env.get("LOCAL_RANK", "0")),
-            store_is_open=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
-    except KeyError as error:
-        raise ConfigError(
-            f"WORLD_SIZE={env.get('WORLD_SIZE')} without {error.args[0]}; start the ranks with torchrun"
-        ) from None
 
 
 class TorchrunGroup:
@@ -79,12 +38,12 @@ class TorchrunGroup:
         self._own = _OwnRank()
         self._connections: list[Connection] = []
         if place.world_size > 1:
-            self._connections, place = _meet_ranks(place, self._timeout_seconds)
+            self._connections, place = meet_ranks(place, self._timeout_seconds)
         try:
-            self._run(
+            self._own.worker = self._run(
                 "build",
                 (config, policy, total_steps),
-                lambda: _build(config, place, policy, total_steps),
+                lambda: build_worker(config, place, policy, total_steps),
             )
         except BaseException:
             self.close()
@@ -96,14 +55,14 @@ class TorchrunGroup:
     def iterate(self, method: str) -> Iterator[Any]:
         """Of rank 0, item by item; the other ranks run beside it."""
         self._send(method, ())
-        items: Queue[_Reply] = Queue(maxsize=1)
+        items: Queue[Reply] = Queue(maxsize=1)
         done = threading.Event()
 
         def produce() -> None:
             for item in getattr(self._own.worker, method)():
                 # Every rank takes part to the end, also when the caller has stopped reading.
                 if not done.is_set():
-                    items.put(_Reply(result=item, item=True))
+                    items.put(Reply(result=item, item=True))
 
         self._own.start(produce)
         waiting = {connection: rank for rank, connection in enumerate(self._connections, 1)}
@@ -184,14 +143,14 @@ class TorchrunGroup:
             assert isinstance(connection, Connection)
             rank = waiting.pop(connection)
             try:
-                reply: _Reply = pickle.loads(connection.recv_bytes())
+                reply: Reply = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
                 return LearnerLostError(f"rank {rank} of the learner died; {_RESUME}")
             if reply.error is not None:
                 return reply.error
         return None
 
-    def _next_item(self, items: Queue[_Reply], waiting: dict[Connection, int]) -> _Reply | None:
+    def _next_item(self, items: Queue[Reply], waiting: dict[Connection, int]) -> Reply | None:
         deadline = monotonic() + self._timeout_seconds
         while monotonic() < deadline:
             if not items.empty():
@@ -246,128 +205,6 @@ class _OwnRank:
             call = self._calls.get()
             try:
                 self._result = call()
-                if isinstance(self._result, RankWorker):
-                    self.worker = self._result
             except BaseException as error:
                 self.error = error
             self._done.set()
-
-
-def serve_rank(
-    place: RankPlace, timeout_seconds: float, *, on_connected: Callable[[], None] = lambda: None
-) -> None:
-    """Of every other rank: run the commands of rank 0 until it closes or dies."""
-    connection, place = _meet_first(place, timeout_seconds)
-    on_connected()
-    worker: RankWorker | None = None
-    while True:
-        try:
-            method, arguments = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            logger.warning("rank %s: rank 0 has ended", place.rank)
-            return
-        if method == "close":
-            if worker is not None:
-                with suppress(Exception):
-                    worker.close()
-            return
-        try:
-            if method == "build":
-                config, policy, total_steps = arguments
-                worker = _build(config, place, policy, total_steps)
-                result = None
-            else:
-                result = getattr(worker, method)(*arguments)
-                if isinstance(result, Iterator):
-                    for _ in result:
-                        pass
-            reply = _Reply()
-        except Exception as error:
-            reply = _Reply(error=_picklable(error))
-        with suppress(OSError):
-            connection.send_bytes(pickle.dumps(reply))
-
-
-def _build(config: RunConfig, place: RankPlace, policy: str, total_steps: int) -> RankWorker:
-    return RankWorker(config, place, policy=policy, total_steps=total_steps)
-
-
-def _picklable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return LearnerLostError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _meet_ranks(place: RankPlace, timeout_seconds: float) -> tuple[list[Connection], RankPlace]:
-    """The connection of each rank from 1 on, and the place with the store that is open now."""
-    authkey = secrets.token_bytes(32)
-    listener = Listener((_own_address(place), 0), backlog=place.world_size, authkey=authkey)
-    store = _open_store(place, timeout_seconds, is_master=not place.store_is_open)
-    host, port = listener.address
-    store.set(_KEY, json.dumps({"host": host, "port": port, "authkey": authkey.hex()}))
-    by_rank: dict[int, Connection] = {}
-    listener._listener._socket.settimeout(timeout_seconds)  # type: ignore[attr-defined]
-    try:
-        while len(by_rank) < place.world_size - 1:
-            connection = listener.accept()
-            by_rank[connection.recv()] = connection
-    except TimeoutError:
-        missing = sorted(set(range(1, place.world_size)) - by_rank.keys())
-        raise LearnerLostError(
-            f"rank {missing[0]} of the learner has not connected within "
-            f"trainer.placement.rank_timeout_seconds={timeout_seconds:g}"
-        ) from None
-    finally:
-        listener.close()
-    return [by_rank[rank] for rank in sorted(by_rank)], _with_open_store(place, store)
-
-
-def _meet_first(place: RankPlace, timeout_seconds: float) -> tuple[Connection, RankPlace]:
-    store = _open_store(place, timeout_seconds, is_master=False)
-    told: Mapping[str, Any] = json.loads(store.get(_KEY))
-    connection = Client((told["host"], told["port"]), authkey=bytes.fromhex(told["authkey"]))
-    connection.send(place.rank)
-    return connection, _with_open_store(place, store)
-
-
-_stores: list[dist.TCPStore] = []
-"""Kept open: the server of a store ends with its object."""
-
-
-def _with_open_store(place: RankPlace, store: dist.TCPStore) -> RankPlace:
-    _stores.append(store)
-    return RankPlace(
-        rank=place.rank,
-        world_size=place.world_size,
-        address=place.address,
-        local_rank=place.local_rank,
-        store_is_open=True,
-    )
-
-
-def _open_store(place: RankPlace, timeout_seconds: float, *, is_master: bool) -> dist.TCPStore:
-    host, _, port = place.address.rpartition(":")
-    return dist.TCPStore(
-        host,
-        int(port),
-        is_master=is_master,
-        timeout=timedelta(seconds=timeout_seconds),
-        wait_for_workers=False,
-    )
-
-
-def _own_address(place: RankPlace) -> str:
-    """The address of this machine that the other ranks can reach."""
-    host = place.address.rpartition(":")[0]
-    return (
-        host if host in ("127.0.0.1", "localhost") else socket.gethostbyname(socket.gethostname())
-    )
-
-
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

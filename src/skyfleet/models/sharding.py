@@ -92,11 +92,13 @@ def shard_decoder(decoder: Decoder, plan: ShardingPlan, *, trains: bool = True) 
 
 def gather(weight: Tensor, split: Split, plan: ShardingPlan) -> Tensor:
     """The whole tensor of a shard, on every rank's device."""
+    whole = weight
     if isinstance(weight, DTensor):
-        if weight.to_local().device.type != plan.mesh.device_type:  # offloaded
-            weight = weight.to(plan.mesh.device_type)
-        weight = weight.full_tensor()
-    return weight if plan.tensor is None else plan.tensor.gather(weight, split)
+        device_type = plan.mesh.device_type
+        # Shards that are kept on the CPU are gathered by the devices.
+        is_offloaded = weight.to_local().device.type != device_type
+        whole = (weight.to(device_type) if is_offloaded else weight).full_tensor()  # type: ignore[attr-defined]
+    return whole if plan.tensor is None else plan.tensor.gather(whole, split)
 
 
 class _Root(nn.Module):
@@ -113,12 +115,12 @@ class _Layer(nn.Module):
         self.layer = decoder.layers[index]
         self._decoder = [decoder]  # in a list, so that it is no part of the module
 
-    def forward(self, *arguments: Any) -> Tensor:
+    def forward(self, *arguments: Any) -> Any:
         return self._decoder[0].run_layer(*arguments)
 
 
 class _FusedLayer(_Layer):
-    def forward(self, index: int, *arguments: Any, recompute: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, *arguments: Any, recompute: bool = False) -> tuple[Tensor, Tensor]:
         decoder = self._decoder[0]
         # Made anew, because the tensors of the weights exist only inside a pass.
         layer = FusedLayer(
@@ -130,7 +132,7 @@ class _FusedLayer(_Layer):
             shares_storage=False,
             tensor=decoder.tensor,
         )
-        x_TE, delta_TE = decoder.compute_fused(layer, index, *arguments, recompute=recompute)
+        x_TE, delta_TE = decoder.compute_fused(layer, *arguments, recompute=recompute)
         return x_TE, delta_TE.clone() if delta_TE._is_view() else delta_TE  # as in `_Root`
 
 

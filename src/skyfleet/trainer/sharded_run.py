@@ -15,8 +15,9 @@ from skyfleet.learner.factory import needs_reference
 from skyfleet.learner.loss_recorder import LossRecorder
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.rank_layout import build_layout
+from skyfleet.learner.rank_process import read_place, serve_rank
 from skyfleet.learner.sharded import RankGroup, ShardedCritic, ShardedLearner
-from skyfleet.learner.torchrun import TorchrunGroup, read_place, serve_rank
+from skyfleet.learner.torchrun import TorchrunGroup
 from skyfleet.models.loading import save_model
 from skyfleet.trainer.policy_client import loadable_path
 
