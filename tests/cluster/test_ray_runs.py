@@ -15,6 +15,8 @@ import pytest
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.root import RunConfig
+from skyfleet.trainer.assemble import GivenObjects
+from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.loops import train
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.training_run import open_training_run, run_training
@@ -122,6 +124,58 @@ def test_a_run_over_actors_has_the_numbers_of_one_process(
 ) -> None:
     one = train_once(tmp_path / "one", *RAY[2:])
     assert_same_rows(train_once(tmp_path / "ray", *RAY, *extra), one)
+
+
+@pytest.mark.exhaustive
+def test_a_learner_that_loses_a_rank_goes_on_from_its_checkpoint_and_journal(
+    tmp_path: Path,
+) -> None:
+    one, killed = train_once(tmp_path / "one", *RAY[2:]), list[int]()
+
+    def kill_rank(step: StepResult) -> None:
+        if step.number == 1 and not killed:
+            (rank, *_) = _find_actors("ray::RankActor")
+            os.kill(rank, signal.SIGKILL)
+            killed.append(rank)
+
+    config = small_config(tmp_path / "ray", *RAY, *RANKS)
+    given = GivenObjects(callbacks=Callbacks(on_step=kill_rank))
+    asyncio.run(run_training(config, given=given))
+    assert killed
+    assert_same_rows(tmp_path / "ray", one)
+
+
+def _find_actors(title: str) -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [c.pid for c in children if c.is_running() and "".join(c.cmdline()).startswith(title)]
+
+
+@pytest.mark.exhaustive
+def test_two_nodes_of_which_one_goes_away_and_comes_back_train_as_one_process(
+    tmp_path: Path,
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    one = train_once(tmp_path / "one", *RAY[2:])
+    node = {"num_cpus": 4, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=dict(node))
+    try:
+        lost = [cluster.add_node(**node)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        assert len([n for n in ray.nodes() if n["Alive"]]) == 2
+
+        def remove_or_add(step: StepResult) -> None:
+            if step.number == 1:
+                cluster.remove_node(lost.pop(), allow_graceful=False)
+            elif step.number == 2:
+                cluster.add_node(**node)
+
+        given = GivenObjects(callbacks=Callbacks(on_step=remove_or_add))
+        asyncio.run(run_training(small_config(tmp_path / "ray", *RAY), given=given))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert_same_rows(tmp_path / "ray", one)
 
 
 @pytest.mark.exhaustive
