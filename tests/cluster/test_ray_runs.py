@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,6 +151,40 @@ def test_a_learner_that_loses_a_rank_goes_on_from_its_checkpoint_and_journal(
 def _find_actors(title: str) -> list[int]:
     children = psutil.Process().children(recursive=True)
     return [c.pid for c in children if c.is_running() and "".join(c.cmdline()).startswith(title)]
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from tests.fakes.small_runs import small_config
+from skyfleet.trainer.training_run import run_training
+asyncio.run(run_training(small_config(Path(sys.argv[1]), *sys.argv[2:])))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_a_driver_that_ends_leaves_no_process_and_no_shared_memory_and_is_resumed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    steps = "trainer.max_training_steps=40"
+    one = train_once(tmp_path / "one", *RAY[2:], steps)
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "ray"), *RAY, *ENGINES, steps]
+    before = set(os.listdir("/dev/shm"))
+    driver = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    metrics, deadline = tmp_path / "ray" / "metrics.jsonl", time.monotonic() + 240
+    while not metrics.exists() or len(rows(tmp_path / "ray")) < 4:
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(number)
+    driver.wait(60)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
+    assert set(os.listdir("/dev/shm")) <= before
+    subprocess.run(command, check=True, timeout=240, stderr=subprocess.DEVNULL)
+    assert_same_rows(tmp_path / "ray", one)
 
 
 @pytest.mark.exhaustive
