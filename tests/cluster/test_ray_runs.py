@@ -26,6 +26,13 @@ from skyfleet.trainer.training_run import open_training_run, run_training
 
 ray = pytest.importorskip("ray")
 
+pytestmark = [
+    # Ray leaves the handles of its own processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
+
 RAY = (
     "trainer.placement.use_ray=true",
     "generator.num_rollout_workers_per_node=1",
