@@ -66,7 +66,10 @@ class EngineLostError(ModelError):
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
-        self.reason = reason
+        self.reason, self._remedy = reason, remedy
+
+    def __reduce__(self) -> tuple[type[EngineLostError], tuple[str, str]]:
+        return type(self), (self.reason, self._remedy)
 
 
 class LearnerLostError(ModelError):

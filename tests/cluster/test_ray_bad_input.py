@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -75,7 +76,10 @@ async def test_a_placement_that_does_not_exist_leaves_no_run_folder(tmp_path: Pa
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-async def test_a_run_in_one_process_does_not_import_ray(tmp_path: Path) -> None:
-    before = "ray" in sys.modules
-    await run_training(small_config(tmp_path, "trainer.max_training_steps=1"))
-    assert ("ray" in sys.modules) == before
+def test_nothing_that_a_run_in_one_process_imports_imports_ray() -> None:
+    code = """
+import sys
+import skyfleet.trainer.assemble, skyfleet.cluster.ray_engines, skyfleet.cluster.ray_workers
+assert "ray" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +18,20 @@ import pytest
 from tests.fakes.small_runs import rows, small_config
 
 from skyfleet.config.root import RunConfig
+from skyfleet.trainer.assemble import GivenObjects
+from skyfleet.trainer.callbacks import Callbacks, StepResult
 from skyfleet.trainer.loops import train
 from skyfleet.trainer.run import Run
 from skyfleet.trainer.training_run import open_training_run, run_training
 
 ray = pytest.importorskip("ray")
+
+pytestmark = [
+    # Ray leaves the handles of its own processes to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+]
 
 RAY = (
     "trainer.placement.use_ray=true",
@@ -122,6 +134,92 @@ def test_a_run_over_actors_has_the_numbers_of_one_process(
 ) -> None:
     one = train_once(tmp_path / "one", *RAY[2:])
     assert_same_rows(train_once(tmp_path / "ray", *RAY, *extra), one)
+
+
+@pytest.mark.exhaustive
+def test_a_learner_that_loses_a_rank_goes_on_from_its_checkpoint_and_journal(
+    tmp_path: Path,
+) -> None:
+    one, killed = train_once(tmp_path / "one", *RAY[2:]), list[int]()
+
+    def kill_rank(step: StepResult) -> None:
+        if step.number == 1 and not killed:
+            (rank, *_) = _find_actors("ray::RankActor")
+            os.kill(rank, signal.SIGKILL)
+            killed.append(rank)
+
+    config = small_config(tmp_path / "ray", *RAY, *RANKS)
+    given = GivenObjects(callbacks=Callbacks(on_step=kill_rank))
+    asyncio.run(run_training(config, given=given))
+    assert killed
+    assert_same_rows(tmp_path / "ray", one)
+
+
+def _find_actors(title: str) -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [c.pid for c in children if c.is_running() and "".join(c.cmdline()).startswith(title)]
+
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from tests.fakes.small_runs import small_config
+from skyfleet.trainer.training_run import run_training
+asyncio.run(run_training(small_config(Path(sys.argv[1]), *sys.argv[2:])))
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_a_driver_that_ends_leaves_no_process_and_no_shared_memory_and_is_resumed(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    steps = "trainer.max_training_steps=40"
+    one = train_once(tmp_path / "one", *RAY[2:], steps)
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "ray"), *RAY, *ENGINES, steps]
+    before = set(os.listdir("/dev/shm"))
+    driver = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    metrics, deadline = tmp_path / "ray" / "metrics.jsonl", time.monotonic() + 240
+    while not metrics.exists() or len(rows(tmp_path / "ray")) < 4:
+        assert driver.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(number)
+    driver.wait(60)
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert alive == []
+    assert set(os.listdir("/dev/shm")) <= before
+    subprocess.run(command, check=True, timeout=240, stderr=subprocess.DEVNULL)
+    assert_same_rows(tmp_path / "ray", one)
+
+
+@pytest.mark.exhaustive
+def test_two_nodes_of_which_one_goes_away_and_comes_back_train_as_one_process(
+    tmp_path: Path,
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    one = train_once(tmp_path / "one", *RAY[2:])
+    node = {"num_cpus": 4, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=dict(node))
+    try:
+        lost = [cluster.add_node(**node)]
+        ray.init(address=cluster.address, log_to_driver=False)
+        assert len([n for n in ray.nodes() if n["Alive"]]) == 2
+
+        def remove_or_add(step: StepResult) -> None:
+            if step.number == 1:
+                cluster.remove_node(lost.pop(), allow_graceful=False)
+            elif step.number == 2:
+                cluster.add_node(**node)
+
+        given = GivenObjects(callbacks=Callbacks(on_step=remove_or_add))
+        asyncio.run(run_training(small_config(tmp_path / "ray", *RAY), given=given))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert_same_rows(tmp_path / "ray", one)
 
 
 @pytest.mark.exhaustive

@@ -18,10 +18,12 @@ from skyfleet.config.root import RunConfig
 from skyfleet.engines.engine import Engine
 from skyfleet.envs.env import EnvFactory
 from skyfleet.envs.registry import env_factory
+from skyfleet.errors import ConfigError
 from skyfleet.learner.learner import Learner
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.rank_layout import build_layout
 from skyfleet.learner.sharded import RankGroup
+from skyfleet.learner.torchrun import is_started_by_torchrun
 from skyfleet.rollouts.episode import EpisodeRunner, run_episode
 
 
@@ -72,6 +74,11 @@ class Cluster:
 def check_cluster(config: RunConfig, *, uses_gpus: bool) -> Placement:
     """Everything that can be checked before Ray is started."""
     require_ray()
+    if is_started_by_torchrun():
+        raise ConfigError(
+            "trainer.placement.use_ray=true starts the learner's ranks, and torchrun has started some; "
+            "start one process, or set trainer.placement.use_ray=false"
+        )
     placement = plan_placement(config, uses_gpus=uses_gpus)
     if placement.n_ranks:
         build_layout(config, placement.n_ranks)

@@ -124,12 +124,13 @@ FromWorker = (
 
 
 def make_portable(error: ErrorT) -> ErrorT:
-    """The error without its causes; with its text alone if it cannot be pickled."""
+    """The error without its causes; its nearest base class if it cannot be pickled."""
     error.__cause__ = error.__context__ = None
-    try:
-        copied: ErrorT = pickle.loads(pickle.dumps(error))
-        return copied
-    except Exception:  # a class whose constructor takes other arguments than its text
-        base: Any = next(k for k in type(error).__mro__ if k.__module__ == "skyfleet.errors")
-        portable: ErrorT = base.__new__(base, str(error))
-        return portable
+    kinds: Sequence[Any] = [k for k in type(error).__mro__ if issubclass(k, SkyfleetError)]
+    for candidate in (error, *(kind.__new__(kind, str(error)) for kind in kinds)):
+        try:
+            copied: ErrorT = pickle.loads(pickle.dumps(candidate))
+            return copied
+        except Exception:
+            continue
+    raise AssertionError  # SkyfleetError itself can be pickled

@@ -93,18 +93,16 @@ class RayRankGroup:
         return len(self._actors)
 
     def build(self, policy: str, total_steps: int) -> None:
-        import ray
-
-        address = self._collect("find_address", [self._actors[0].find_address.remote()])[0]
+        calls = [actor.find_address.remote() for actor in self._actors]
+        addresses: list[Any] = self._collect("find_address", calls)
         local_ranks: dict[str, int] = {}
-        nodes = ray.get([actor.find_address.remote() for actor in self._actors])
         calls = []
-        for rank, (actor, node) in enumerate(zip(self._actors, nodes, strict=True)):
-            host = node.rpartition(":")[0]
+        for rank, (actor, address) in enumerate(zip(self._actors, addresses, strict=True)):
+            host = address.rpartition(":")[0]
             place = RankPlace(
                 rank=rank,
                 world_size=self.world_size,
-                address=address,
+                address=addresses[0],
                 local_rank=local_ranks.get(host, 0),
             )
             local_ranks[host] = place.local_rank + 1

@@ -96,10 +96,12 @@ class RayEngine:
                 await self._call("release", session)
 
     async def sleep(self) -> None:
-        await self._call("sleep")
+        with suppress(ActorLostError):  # one that is started again is awake, and has no cache
+            await self._call("sleep")
 
     async def wake(self) -> None:
-        await self._call("wake")
+        with suppress(ActorLostError):
+            await self._call("wake")
 
     async def join(self, place: GroupPlace) -> None:
         await self._call("join", place)

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import socket
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -92,7 +93,10 @@ def _init(placement: Placement, *, is_local: bool) -> None:
         options |= {"num_cpus": n_cpus, "object_store_memory": OBJECT_STORE_BYTES}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(logging_level=logging.ERROR, configure_logging=False, **options)
+        with warnings.catch_warnings():
+            # Ray announces there what a later version will do with GPUs of actors that ask for none.
+            warnings.simplefilter("ignore", FutureWarning)
+            ray.init(logging_level=logging.ERROR, configure_logging=False, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ClusterError(
