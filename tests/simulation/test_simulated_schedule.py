@@ -42,12 +42,13 @@ class Step:
     engine_slowdown: float = 1.0
     learner_slowdown: float = 1.0
     recomputes_cache: bool = False
+    checks: float = 0.0
 
     def update_seconds(self, lengths: Sequence[int]) -> float:
         return sum(lengths) / 10
 
     def fixed_seconds(self, n_tokens: int) -> float:
-        return 0.0
+        return self.checks
 
 
 def plan_episode(*turns: tuple[int, int], tool: float = 0.0) -> EpisodePlan:
@@ -209,6 +210,22 @@ def test_engine_and_learner_slow_each_other_down_only_together() -> None:
     )
     (step,) = simulate(system, n_warm_up=0).steps
     assert step.learn_seconds == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(("shares", "idle"), [(True, 1 - 15.5 / 17), (False, 1 - 5.5 / 17)])
+def test_the_loops_own_work_stops_engines_of_its_own_process_only(
+    shares: bool, idle: float
+) -> None:
+    """An episode of 5 s, 10 s of checks, an update of 1.5 s, and 0.5 s for the weights."""
+    system = make_system(
+        lambda group, sample: plan_episode((10, 5)),
+        LoopSettings(batch_size=1, n_steps=1),
+        host=HostCosts(shares_engine_thread=shares),
+        step=Step(checks=10.0),
+    )
+    run = simulate(system, n_warm_up=0)
+    assert run.step_seconds == pytest.approx(17)
+    assert run.engine_idle == pytest.approx(idle)
 
 
 def test_a_simulation_that_waits_for_nothing_says_so() -> None:

@@ -153,7 +153,7 @@ class SimulatedLoop:
     ) -> None:
         costs, engines = self.costs, self.rollouts.engines
         plans = [one for group in episodes for one in group]
-        await self._stop_engines(costs.fixed_seconds(sum(one.n_tokens for one in plans)))
+        await self._compute(costs.fixed_seconds(sum(one.n_tokens for one in plans)))
         n_trained = max(1, round(self.settings.trained_share * len(episodes)))
         lengths = [one.n_tokens for group in episodes[:n_trained] for one in group]
         learning = self._loop.time()
@@ -205,8 +205,14 @@ class SimulatedLoop:
         for engine in engines:
             engine.set_slowdown(1.0)
 
+    async def _compute(self, seconds: float) -> None:
+        """Work of the loop's own process, in which engines of this process do not sample."""
+        if self.rollouts.workers.costs.shares_engine_thread:
+            await self._stop_engines(seconds)
+        elif seconds:
+            await asyncio.sleep(seconds)
+
     async def _stop_engines(self, seconds: float) -> None:
-        """Work of the loop during which no engine of this process, or no engine at all, samples."""
         if seconds:
             until = max(engine.block(seconds) for engine in self.rollouts.engines)
             await asyncio.sleep(until - self._loop.time())
