@@ -143,7 +143,7 @@ async def test_an_expression_that_never_ends_is_not_evaluated(checkout: Path) ->
         assert step.messages[0].text == text
 
 
-async def test_a_malformed_call_is_reported_and_its_text_is_not_said(checkout: Path) -> None:
+async def test_a_malformed_call_is_reported_and_its_text_is_not_sent(checkout: Path) -> None:
     env = await opened(tau_bench_tasks("retail")[1])
     step = await env.step(
         Message(role="assistant", content="1200", malformed_calls=('{"name": "get_',))

@@ -91,7 +91,7 @@ class ConversationEnv:
         turn = await self._user.open()
         if turn.failure is not None:
             raise UserFailedError(turn.failure)
-        self._hear(turn)
+        self._receive(turn)
         system = Message(role="system", content=self._case.system)
         opening = Message(role="user", content=turn.text)
         return Observation(
@@ -163,13 +163,13 @@ class ConversationEnv:
         """Send a message to the user; a message that was written as a call is answered as one."""
         self._case.record_agent(text)
         turn = await self._user.reply(text)
-        self._hear(turn)
+        self._receive(turn)
         reply = Message(
             role="user" if call_id is None else "tool", content=turn.text, tool_call_id=call_id
         )
         return Step(messages=(reply,), done=self._open_progress.is_done, info=turn.info)
 
-    def _hear(self, turn: UserTurn) -> None:
+    def _receive(self, turn: UserTurn) -> None:
         progress = self._open_progress
         progress.failure = turn.failure
         progress.is_done = turn.is_done or turn.failure is not None or STOP in turn.text

@@ -65,8 +65,8 @@ class TauBenchCase:
         )
 
     def state(self) -> str:
-        said = [action.kwargs for action in self._env.actions if action.name == RESPOND]
-        return f"{sorted(self._find_changes().items())} {said}"
+        messages = [action.kwargs for action in self._env.actions if action.name == RESPOND]
+        return f"{sorted(self._find_changes().items())} {messages}"
 
     def _find_changes(self) -> Changes:
         return self._domain.initial.find_changes(self._env.data)
