@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,9 +188,7 @@ def test_a_package_of_that_name_that_is_already_imported_is_refused(
         wrong.mkdir(parents=True)
         (wrong / "__init__.py").write_text("")
         monkeypatch.syspath_prepend(str(wrong.parent))
-        import tau2
-
-        assert tau2.__file__ == str(wrong / "__init__.py")
+        assert import_module("tau2").__file__ == str(wrong / "__init__.py")
         with pytest.raises(ConfigError, match="another package named tau2 is already imported"):
             load_package()
     assert "tau2" not in sys.modules

@@ -26,7 +26,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
 
 async def open_bfcl(task: Task) -> BfclEnv:
     """Open the environment of a task of `bfcl_tasks`."""
-    category, key = str(task.metadata.get("category")), task.metadata.get("test_id")
+    category, key = (str(task.metadata.get(name)) for name in ("category", "test_id"))
     entries = load_category(category)
     if key not in entries:
         raise EnvError(
