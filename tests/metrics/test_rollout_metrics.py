@@ -15,7 +15,7 @@ from skyfleet.metrics.rollout_metrics import (
     reward_metrics,
     trained_reward_metrics,
 )
-from skyfleet.trajectories.trajectory import Ending, Group
+from skyfleet.trajectories.trajectory import Ending, Failure, Group
 
 
 def test_a_slash_inside_a_part_does_not_add_a_level() -> None:
@@ -223,3 +223,15 @@ def test_endings_are_shares_of_all_episodes() -> None:
     assert metrics["generate/ending_max_turns"] == 0.0
     assert metrics["generate/trajectory_timeouts"] == 1.0
     assert sum(v for k, v in metrics.items() if k.startswith("generate/ending_")) == 1.0
+
+
+def test_failures_of_users_are_counted_by_kind_and_their_tokens_are_summed() -> None:
+    turn = replace(call_turn(), info={"user_sampled_tokens": 3.0, "score": 0.5})
+    failure = Failure(kind="UserFailedError", detail="the simulated user failed (loop): it repeats")
+    failed = replace(attempt(None, turns=(turn, turn)), failure=failure)
+    metrics = episode_metrics(played(failed, attempt(1.0, turns=(turn,))))
+    assert metrics["environment/github/user_failures"] == 1.0
+    assert metrics["environment/github/user_failures_loop"] == 1.0
+    assert metrics["environment/github/user_sampled_tokens"] == 9.0
+    assert metrics["environment/github/score"] == 0.5
+    assert "environment/github/user_failures" not in episode_metrics(played(attempt(1.0)))

@@ -39,9 +39,9 @@ worlds_app = typer.Typer(
 @worlds_app.command("list")
 def list_command() -> None:
     """List the built-in worlds with their tools and templates."""
-    from skyfleet.worlds.catalog import WORLDS
+    from skyfleet.worlds.catalog import CONVERSATIONS, WORLDS
 
-    for world in WORLDS:
+    for world in (*WORLDS, *CONVERSATIONS):
         held_out = sum(template.held_out for template in world.templates)
         tools = ", ".join(spec.name for spec in world.toolkit.specs)
         n_templates = len(world.templates)
@@ -95,7 +95,7 @@ def serve_command(
     from skyfleet.config.root import RunConfig
     from skyfleet.envs.verifiers.confinement import check_verifiers
     from skyfleet.trainer.tasks import load_sources
-    from skyfleet.worlds.catalog import get_world
+    from skyfleet.worlds.catalog import CONVERSATION_NAMES, get_world
 
     variable = FLEET_VARIABLE if protocol == "fleet" else TOKEN_VARIABLE
     key = read_token(variable)
@@ -107,6 +107,11 @@ def serve_command(
     tasks = load_sources(sources, key="SOURCE")
     for task in tasks:
         get_world(task.env_key)  # fails before a client gets a task that cannot be opened
+        if task.env_key in CONVERSATION_NAMES:
+            raise ConfigError(
+                f"SOURCE has tasks of {task.env_key}, whose simulated user talks to agents of this "
+                "process only; leave it out, or play it with skyfleet rollout or evaluate"
+            )
     check_verifiers(RunConfig(), tasks)
     if dry_run:
         print(f"would serve {len(tasks)} tasks at {url} by {protocol}")

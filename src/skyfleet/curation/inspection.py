@@ -9,9 +9,15 @@ from skyfleet.config.environment import Verifier
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import Env, EnvFactory, Observation, Step, close_env, grade_env
 from skyfleet.envs.registry import env_factory
-from skyfleet.envs.tool_turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import RESPOND_NAME, SUBMIT_NAME
+from skyfleet.envs.users.factory import build_user_factory
+from skyfleet.envs.users.user import UserFactory
+from skyfleet.envs.verifiers.replies import RequiredReplies
 from skyfleet.tasks.task import Grade, Task
 from skyfleet.worlds.catalog import get_world
+from skyfleet.worlds.conversations.dialogue import REPLIES_COLUMN
+from skyfleet.worlds.conversations.env import ConversationEnv, make_scripted_user
+from skyfleet.worlds.conversations.world import ConversationWorld
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.world import World
 
@@ -34,6 +40,25 @@ class InspectableWorldEnv(WorldEnv):
     def state(self) -> str:
         rows = "\n".join(self._open_app.db.connection.iterdump())
         return f"{rows}\n{self._answer!r}"
+
+
+class InspectableConversationEnv(ConversationEnv):
+    def __init__(
+        self,
+        world: ConversationWorld,
+        task: Task,
+        *,
+        make_user: UserFactory,
+        verifier: Verifier | None = None,
+    ) -> None:
+        super().__init__(world, task, make_user=make_user, verifier=verifier)
+        self.writing = world.toolkit.writing | {RESPOND_NAME}
+        self._required = RequiredReplies(**task.metadata.get(REPLIES_COLUMN, {}))
+
+    def state(self) -> str:
+        """Other wordings that state the same are the same state."""
+        rows = "\n".join(self._open_app.db.connection.iterdump())
+        return f"{rows}\n{self._required.find_stated(self.replies)}"
 
 
 class RecordingEnv:
@@ -71,14 +96,23 @@ def build_inspectable_factory(config: RunConfig) -> EnvFactory:
     """As `env_factory`, except that built-in worlds are inspectable."""
     open_env = env_factory(config)
     environment = config.environment
+    make_user = build_user_factory(config)
 
     async def open_inspectable_env(task: Task) -> Env:
         if environment.env_classes.get(task.env_key, environment.env_class) == "world":
-            return await open_inspectable(task, verifier=environment.verifier)
+            return await open_inspectable(task, verifier=environment.verifier, make_user=make_user)
         return await open_env(task)
 
     return open_inspectable_env
 
 
-async def open_inspectable(task: Task, *, verifier: Verifier | None = None) -> InspectableWorldEnv:
-    return InspectableWorldEnv(get_world(task.env_key), task, verifier=verifier)
+async def open_inspectable(
+    task: Task,
+    *,
+    verifier: Verifier | None = None,
+    make_user: UserFactory = make_scripted_user,
+) -> InspectableWorldEnv | InspectableConversationEnv:
+    world = get_world(task.env_key)
+    if isinstance(world, ConversationWorld):
+        return InspectableConversationEnv(world, task, make_user=make_user, verifier=verifier)
+    return InspectableWorldEnv(world, task, verifier=verifier)

@@ -13,6 +13,7 @@ from skyfleet.chat.message import ToolSpec
 from skyfleet.curation.inspection import RecordingEnv
 from skyfleet.curation.verdict import Fault, Reason
 from skyfleet.envs.env import EnvFactory, Observation
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.rollouts.conversation import AgentFactory, Conversation
 from skyfleet.rollouts.episode import Limits, run_episode
 from skyfleet.rollouts.random_agent import RANDOM_CALLS, random_policy
@@ -50,6 +51,9 @@ class Argument:
         `outputs` may grow in between. The last words come first, because an error message ends with
         the valid values.
         """
+        if self.tool == RESPOND_NAME:
+            yield mutate_message(str(self.value))
+            return
         invented = mutate_value(self.value, self.schema)
         if invented is None:
             return
@@ -119,6 +123,15 @@ def _mutate_text(text: str) -> str:
     except (ValueError, OverflowError):
         # As a prefix, because some verifiers compare only the beginning.
         return f"zorqua {text}"
+
+
+def mutate_message(text: str) -> str:
+    """Return a message to a user that states other numbers, or one that states nothing.
+
+    `mutate_message("It is $9.50, see R4.")` is `It is $10.51, see R5.`
+    """
+    changed = re.sub(r"\d+", lambda number: str(int(number[0]) + 1), text)
+    return changed if changed != text else "zorqua"
 
 
 MAX_MUTATED_ARGUMENTS = 12

@@ -7,6 +7,7 @@ from importlib import import_module
 
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.env import EnvFactory
+from skyfleet.envs.users.factory import build_user_factory
 
 
 def build_factory(config: RunConfig) -> EnvFactory:
@@ -20,4 +21,5 @@ def build_factory(config: RunConfig) -> EnvFactory:
         catalog.open_world,
         partial_credit=environment.partial_reward,
         verifier=environment.verifier,
+        make_user=build_user_factory(config),
     )

@@ -23,6 +23,10 @@ SUBMIT = ToolSpec(
 )
 """Added to an environment's tools if the task asks a question."""
 
+RESPOND_NAME = "respond"
+"""The name, from tau-bench, by which a reference solution records a message to the user: a call with
+the argument `content`. An agent sends the text itself."""
+
 # How calls start in GLM's, Qwen3-Coder's and pythonic formats.
 _OTHER_FORMAT = re.compile(
     r"<arg_(?:key|value)>|<function=|<\|(?:tool_call|python)_start\|>|\A\[\s*[\w.]+\("

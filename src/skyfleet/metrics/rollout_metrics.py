@@ -8,6 +8,7 @@ null.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from math import nan
@@ -115,6 +116,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
             values["env_init_failed"] = float(n_failed)
         if n_abandoned := sum(map(_was_abandoned, env_episodes)):
             values["abandoned_calls"] = float(n_abandoned)
+        values |= _user_failures(env_episodes)
         metrics |= {metric_key("environment", env_key, name): v for name, v in values.items()}
     overall = _tool_use(episodes)
     overall["total_episodes"] = overall.pop("num_episodes")
@@ -193,14 +195,34 @@ def _tool_use(episodes: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+USER_PREFIX = "user_"
+"""Values in `Step.info` that start so count what a simulated user took: they are summed."""
+_USER_FAILURE = re.compile(r"the simulated user failed \((\w+)\)")
+
+
 def _info_means(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean of each value in `Step.info`, over the turns that report it."""
+    """The mean of each value in `Step.info` over the turns that report it; a user's are summed."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         for turn in episode.turns:
             for name, value in turn.info.items():
                 values[name].append(value)
-    return {name: fmean(values[name]) for name in sorted(values)}
+    return {
+        name: sum(values[name]) if name.startswith(USER_PREFIX) else fmean(values[name])
+        for name in sorted(values)
+    }
+
+
+def _user_failures(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Episodes whose simulated user failed, which have no grade; in all and by kind."""
+    counts: Counter[str] = Counter()
+    for episode in episodes:
+        failure = episode.failure
+        if failure is not None and failure.kind == "UserFailedError":
+            match = _USER_FAILURE.match(failure.detail)
+            counts["user_failures"] += 1
+            counts[f"user_failures_{match[1] if match else 'other'}"] += 1
+    return {name: float(n) for name, n in sorted(counts.items())}
 
 
 def _env_init_failed(episode: Trajectory) -> bool:

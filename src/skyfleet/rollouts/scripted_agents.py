@@ -9,6 +9,7 @@ from skyfleet.chat.renderer import Renderer
 from skyfleet.chat.transcript import Completion, Finish, Transcript
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import DONE, Observation
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.errors import EpisodeError
 from skyfleet.rollouts.conversation import AgentFactory, MessageConversation, TokenConversation
 from skyfleet.rollouts.episode import Limits
@@ -55,6 +56,8 @@ class ReferenceModel:
         if not self._remaining:
             return Message(role="assistant", content=DONE)
         recorded = self._remaining.pop(0)
+        if recorded.name == RESPOND_NAME and all(tool.name != RESPOND_NAME for tool in tools):
+            return Message(role="assistant", content=str(recorded.arguments.get("content", "")))
         call = ToolCall(id="call_0", name=recorded.name, arguments=recorded.arguments)
         return Message(role="assistant", tool_calls=(call,))
 

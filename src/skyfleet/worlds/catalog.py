@@ -12,9 +12,15 @@ from urllib.parse import parse_qsl
 
 from skyfleet.config.environment import Verifier
 from skyfleet.config.imports import import_named
+from skyfleet.envs.users.user import UserFactory
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import Task
 from skyfleet.worlds.booking import booking
+from skyfleet.worlds.conversations.doordash.templates import doordash
+from skyfleet.worlds.conversations.env import ConversationEnv, make_scripted_user
+from skyfleet.worlds.conversations.healthcare.templates import healthcare
+from skyfleet.worlds.conversations.telecom.templates import telecom
+from skyfleet.worlds.conversations.world import ConversationWorld
 from skyfleet.worlds.dropbox import dropbox
 from skyfleet.worlds.env import WorldEnv
 from skyfleet.worlds.fira import fira
@@ -44,7 +50,10 @@ WORLDS = (
     google_maps,
 )
 WORLD_NAMES = tuple(world.name for world in WORLDS)
-_known = {world.name: world for world in WORLDS}
+CONVERSATIONS = (telecom, healthcare, doordash)
+"""Worlds in which the agent talks with a simulated user."""
+CONVERSATION_NAMES = tuple(world.name for world in CONVERSATIONS)
+_known: dict[str, World] = {world.name: world for world in (*WORLDS, *CONVERSATIONS)}
 """By name: the built-in worlds and those that `add_world` registered in this process."""
 
 _OPTIONS = ("split", "count", "seed", "max_difficulty")
@@ -77,10 +86,18 @@ def add_world(target: str, *, key: str) -> World:
 
 
 async def open_world(
-    task: Task, *, partial_credit: bool = False, verifier: Verifier | None = None
+    task: Task,
+    *,
+    partial_credit: bool = False,
+    verifier: Verifier | None = None,
+    make_user: UserFactory = make_scripted_user,
 ) -> WorldEnv:
-    """Open the env of a task whose `env_key` names a world."""
+    """Open the env of a task whose `env_key` names a world; a conversation has a user."""
     world = get_world(task.env_key)
+    if isinstance(world, ConversationWorld):
+        return ConversationEnv(
+            world, task, make_user=make_user, partial_credit=partial_credit, verifier=verifier
+        )
     return WorldEnv(world, task, partial_credit=partial_credit, verifier=verifier)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date
 from functools import lru_cache, partial
 
@@ -64,7 +65,7 @@ class WorldEnv:
         instruction = _INSTRUCTION.format(
             user=self._app.user,
             world=self._world.name,
-            weekday=_weekday(self._app.current_date),
+            weekday=format_weekday(self._app.current_date),
             today=self._app.current_date,
             prompt=self._task.prompt,
         )
@@ -93,7 +94,9 @@ class WorldEnv:
             self._open_app.db.connection,
             self._answer,
             # Serialized only on demand: it is as long as the episode, and few verifiers read it.
-            conversation=conversation_json(self._messages) if "conversation" in code else None,
+            conversation=conversation_json(self._conversation())
+            if "conversation" in code
+            else None,
             partial_credit=self._partial_credit,
             timeout_seconds=self._verifier.timeout_seconds,
             allow_unconfined=self._verifier.allow_unconfined,
@@ -103,6 +106,10 @@ class WorldEnv:
         if self._app is not None:
             self._app.db.close()
             self._app = None
+
+    def _conversation(self) -> Sequence[Message]:
+        """The messages that the verifier may read."""
+        return self._messages
 
     @property
     def _open_app(self) -> App:
@@ -125,7 +132,7 @@ class WorldEnv:
 
 
 @lru_cache
-def _weekday(iso_date: str) -> str:
+def format_weekday(iso_date: str) -> str:
     return date.fromisoformat(iso_date).strftime("%A")
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from skyfleet.errors import ConfigError
-from skyfleet.worlds.catalog import WORLD_NAMES
+from skyfleet.worlds.catalog import CONVERSATION_NAMES, WORLD_NAMES
 
 _WORLD = '''\
 """{title}: a stock of items."""
@@ -111,7 +111,7 @@ def world_paths(name: str, folder: Path) -> list[Path]:
 def _find_conflict(name: str) -> str | None:
     if keyword.iskeyword(name):
         return "a Python keyword"
-    if name in WORLD_NAMES:
+    if name in (*WORLD_NAMES, *CONVERSATION_NAMES):
         return "a built-in world"
     if name in _DEFINED_NAMES:
         return "a name that the new file defines itself"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from random import Random
 
-from skyfleet.envs.tool_turns import SUBMIT_NAME
+from skyfleet.envs.tool_turns import RESPOND_NAME, SUBMIT_NAME
 from skyfleet.envs.tools import ToolError
 from skyfleet.envs.verifiers.difference import Change, Difference
 from skyfleet.envs.verifiers.write_verifier import write_verifier
@@ -55,7 +55,7 @@ def generate_task(
         if not is_wanted(key, content_hash):
             return None
         changes = _run_solution(world, app, draft, data_seed)
-    if not changes and draft.answer is None:
+    if not changes and draft.answer is None and not draft.replies:
         return None  # The two parts of a composed task undo each other: doing nothing would pass.
     return Task(
         key=key,
@@ -63,17 +63,22 @@ def generate_task(
         prompt=prompt,
         env_variables=variables,
         data_key=f"seed-{data_seed}",
-        verifier_code=write_verifier(changes, draft.answer),
+        verifier_code=write_verifier(changes, draft.answer, replies=draft.replies),
         difficulty=template.difficulty,
         solution=tuple(solution),
-        metadata={"template": template.name, "expected_errors": draft.expected_errors},
+        metadata={
+            "template": template.name,
+            "expected_errors": draft.expected_errors,
+            **draft.columns,
+        },
     )
 
 
 def compose_two(world: World) -> Template | None:
-    """Return a template that composes two training templates; None if the world has fewer."""
+    """Return a template that composes two training templates; None if the world has fewer or
+    does not compose."""
     parts = [one for one in world.templates if not one.held_out]
-    if len(parts) < 2:
+    if len(parts) < 2 or not world.composes:
         return None
 
     def generate(app: App, rng: Random) -> TaskDraft | None:
@@ -135,6 +140,8 @@ def _run_solution(world: World, app: App, draft: TaskDraft, data_seed: int) -> t
     """Make the reference calls and return the changes, which the verifier expects."""
     errors = []
     for one in draft.calls:
+        if one.name == RESPOND_NAME:
+            continue
         try:
             world.toolkit.call(app, one.name, one.arguments)
         except ToolError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
 from random import Random
 from typing import Any, TypeVar
 
 from skyfleet.envs.tools import ToolFunction
+from skyfleet.envs.verifiers.replies import RequiredReplies
 from skyfleet.tasks.task import RecordedCall
 from skyfleet.worlds.database import Database
 from skyfleet.worlds.toolkit import App, Toolkit
@@ -31,6 +32,10 @@ class TaskDraft:
     """What kind of answer the prompt asks for, such as number, name or title."""
     expected_errors: int = 0
     """Number of reference calls that fail on purpose, because the error says how to continue."""
+    replies: RequiredReplies | None = None
+    """In a conversation: what the agent's messages must hold."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """More values for the `metadata` of the task."""
 
 
 TaskGenerator = Callable[[App, Random], TaskDraft | None]
@@ -47,6 +52,9 @@ class Template:
 
 
 class World:
+    composes = True
+    """Whether two templates may be composed into one task."""
+
     def __init__(self, name: str, schema: str) -> None:
         self.name = name
         self.toolkit = Toolkit()

@@ -15,13 +15,11 @@ from typing import Any, Protocol
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.envs.env import DONE, Observation, Step
-from skyfleet.envs.tool_turns import run_tool_calls
+from skyfleet.envs.tool_turns import RESPOND_NAME, run_tool_calls
 from skyfleet.envs.users.user import STOP, User, UserFailedError, UserFailure, UserTurn
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 
-RESPOND = "respond"
-"""tau-bench's name for a message to the user as an action: a call of it with `content` is one too."""
 NOT_CALLED = (
     "Error: only the first tool call of a message is executed; call this tool in a later one."
 )
@@ -84,7 +82,7 @@ class ConversationEnv:
         self._task, self._case, self._user = task, case, user
         self._history = tuple(history)
         self._progress: _Progress | None = None
-        self.writing = case.writing | {RESPOND}
+        self.writing = case.writing | {RESPOND_NAME}
 
     async def reset(self) -> Observation:
         self._progress = _Progress()
@@ -137,7 +135,7 @@ class ConversationEnv:
 
     async def _make_calls(self, calls: Sequence[ToolCall]) -> Step:
         first, *others = calls
-        if first.name == RESPOND:
+        if first.name == RESPOND_NAME:
             step = await self._say(str(first.arguments.get("content", "")), call_id=first.id)
         else:
             step = self._call(first)

@@ -20,7 +20,7 @@ two short sentences.
 {{instruction}}
 Give a detail only when the agent asks for it. Invent nothing: say that you do not know what is not \
 above. Do not repeat the same message. Never speak for the agent.
-When the agent has done what you want, or refuses it for good, write {STOP} and nothing else."""
+When the agent has done what you want, or finally refuses it, write {STOP} and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyfleet.chat.message import Message
@@ -92,6 +93,11 @@ class EmbeddedModels:
                 f"{self._key}='tiny' has random weights and cannot play a user; set "
                 "environment.user.user_strategy=rule_based, or name another model"
             )
+        if looks_missing(self._path):
+            raise ConfigError(
+                f"{self._key}={self._path!r} does not exist; name a folder with a model, a Hugging "
+                "Face name or smollm2"
+            )
         self._trusts, self._allows_cuda = policy.trust_remote_code, config.trainer.device != "cpu"
         self._max_input_length = user.max_input_length
         self._capacity = user.max_input_length + user.max_generate_length
@@ -135,3 +141,8 @@ class EmbeddedModels:
             capacity=self._capacity,
         )
         return RenderedChat(engine, renderer, max_input_length=self._max_input_length)
+
+
+def looks_missing(path: str) -> bool:
+    """Whether a path on this machine has nothing behind it; a Hugging Face name is not looked up."""
+    return path.startswith((".", "/", "~")) and not Path(path).expanduser().exists()

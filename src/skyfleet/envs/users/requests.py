@@ -10,13 +10,20 @@ from skyfleet.envs.users.scenario import Fact
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _REQUEST = re.compile(
-    r"\?\s*$|\b(please|tell me|give me|let me know|share|provide|state|enter|specify|send me|i need"
-    r"|i(?:'| wi)ll need|i require|what is|which)\b",
+    r"\?\s*$|^(?:and |so |then |now |first,? )?(?:tell me|give me|let me know|send|share|provide|state"
+    r"|enter|specify|confirm|what|which)\b|\bplease (?:tell|give|let|send|share|provide|state|enter"
+    r"|specify|confirm|verify|say|name|choose)\b|\bi(?:'ll| will| would)?(?: also)? (?:need|require|like to know)\b",
     re.IGNORECASE,
 )
 _CONFIRMATION = re.compile(
-    r"\b(confirm|shall i|should i|may i|can i|do you want|would you like|go ahead|proceed|do you agree"
-    r"|is (?:that|this|it) (?:right|correct|ok|okay|fine)|\(?yes/no\)?|are you sure|do you accept)\b",
+    r"\b(confirm|shall i|should i|(?:may|can) i (?!have|get|ask|know|see)|do you want|would you like"
+    r"|go ahead|proceed|do you agree|do you accept|are you sure"
+    r"|is (?:that|this|it) (?:right|correct|ok|okay|fine))\b|\byes/no\b",
+    re.IGNORECASE,
+)
+_OPEN_QUESTION = re.compile(
+    r"\b(?:what|which|who|whose|when|where|how (?:many|much|long|often))\b|\bconfirm your (?:full )?"
+    r"(?:name|pin|identity|date|birth|phone|address|e-?mail|account|number)\b",
     re.IGNORECASE,
 )
 _ANYTHING_ELSE = re.compile(
@@ -50,7 +57,11 @@ def _build_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def asks_to_confirm(message: str) -> bool:
-    return any(_CONFIRMATION.search(sentence) for sentence in find_requests(message))
+    """Whether the agent asks for a yes. `Which card do you want?` asks for more than that."""
+    return any(
+        _CONFIRMATION.search(sentence) and not _OPEN_QUESTION.search(sentence)
+        for sentence in find_requests(message)
+    )
 
 
 def offers_more(message: str) -> bool:

@@ -34,10 +34,11 @@ class UserFailure:
 
 
 class UserFailedError(EpisodeError):
-    """The simulated user failed, so the episode's grade is unknown."""
+    """The simulated user failed, so the episode's grade is unknown; the metrics count it by kind."""
 
-    def __init__(self, failure: UserFailure) -> None:
-        super().__init__(f"the simulated user failed ({failure.kind}): {failure.detail}")
+    @classmethod
+    def of(cls, failure: UserFailure) -> UserFailedError:
+        return cls(f"the simulated user failed ({failure.kind}): {failure.detail}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +55,13 @@ class UserTurn:
 
     @property
     def info(self) -> dict[str, float]:
-        """Numbers for `Step.info`; the metrics sum those that start with `user_`."""
-        info: dict[str, float] = {}
-        if self.n_prompt_tokens or self.n_sampled_tokens:
-            info["user_prompt_tokens"] = float(self.n_prompt_tokens)
-            info["user_sampled_tokens"] = float(self.n_sampled_tokens)
-        if self.failure is not None:
-            info |= {"user_failures": 1.0, f"user_failures_{self.failure.kind}": 1.0}
-        return info
+        """The tokens, for `Step.info`; the metrics sum what starts with `user_`."""
+        if not self.n_prompt_tokens and not self.n_sampled_tokens:
+            return {}
+        return {
+            "user_prompt_tokens": float(self.n_prompt_tokens),
+            "user_sampled_tokens": float(self.n_sampled_tokens),
+        }
 
 
 class User(Protocol):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skyfleet.envs.verifiers.difference import Change
+from skyfleet.envs.verifiers.replies import RequiredReplies
 
 _SOURCE = """\
-def validate_task(env, final_answer=None):
+def validate_task(env, final_answer=None{conversation}):
     error_accumulator = []
     success_accumulator = []
     env.instance.load()
@@ -19,7 +20,7 @@ def validate_task(env, final_answer=None):
 {rows}        success_accumulator.append("[C] Exactly the expected changes were made")
     except AssertionError as error:
         error_accumulator.append(f"[X] {{error}}")
-{answer}    if error_accumulator:
+{answer}{replies}    if error_accumulator:
         print(f">>> ERROR_ACCUMULATOR >>>\\n{{error_accumulator}}\\n<<< ERROR_ACCUMULATOR <<<")
     print(f">>> SUCCESS_ACCUMULATOR >>>\\n{{success_accumulator}}\\n<<< SUCCESS_ACCUMULATOR <<<")
     return TASK_FAILED_SCORE if error_accumulator else TASK_SUCCESSFUL_SCORE
@@ -34,10 +35,12 @@ _ANSWER = """\
 """
 
 
-def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
+def write_verifier(
+    changes: Sequence[Change], answer: str | None, *, replies: RequiredReplies | None = None
+) -> str:
     """Return source that passes if exactly these changes were made and this answer was given.
 
-    Without an `answer` only the changes count.
+    Without an `answer` only the changes count. `replies`: what the conversation must hold too.
     """
     specs = "".join(f"\n        {_spec(change)!r}," for change in changes)
     # Fleet's own expect_exactly accepts a row that has only one of two expected changes.
@@ -48,6 +51,8 @@ def write_verifier(changes: Sequence[Change], answer: str | None) -> str:
         changes=specs and specs + "\n    ",
         rows="".join(f"        {row}.assert_exists()\n" for row in rows),
         answer="" if answer is None else _ANSWER.format(answer=answer),
+        conversation=", conversation=None" if replies else "",
+        replies=replies.write_source() if replies else "",
     )
     _written.add(code)
     return code

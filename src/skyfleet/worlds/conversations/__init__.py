@@ -1,0 +1,1 @@
+"""Conversational worlds: an agent serves one simulated user under a policy, with tools."""

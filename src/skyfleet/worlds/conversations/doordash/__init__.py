@@ -1,0 +1,1 @@
+"""Doordash: the support of a food delivery service."""

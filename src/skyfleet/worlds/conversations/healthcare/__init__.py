@@ -1,0 +1,1 @@
+"""Healthcare: the front desk of a group of clinics."""

@@ -1,0 +1,1 @@
+"""Telecom: the support of a mobile phone company."""

@@ -1,0 +1,8 @@
+"""The telecom world with all its task templates."""
+
+from __future__ import annotations
+
+from skyfleet.worlds.conversations.telecom import billing_templates, line_templates
+from skyfleet.worlds.conversations.telecom.tools import telecom
+
+__all__ = ["billing_templates", "line_templates", "telecom"]
