@@ -202,9 +202,8 @@ async def test_a_user_that_fails_makes_the_grade_unknown(
 ) -> None:
     env: Any = await opened(tau_bench_tasks("retail")[2], "environment.tau_bench.package_user=llm")
     monkeypatch.setitem(sys.modules, "litellm", None)
-    step = await env.step(says("fail"))
-    assert (step.done, step.info["user_failures_endpoint"]) == (True, 1.0)
-    with pytest.raises(UserFailedError, match="need litellm: pip install litellm"):
+    assert (await env.step(says("fail"))).done
+    with pytest.raises(UserFailedError, match=r"endpoint.*need litellm: pip install litellm"):
         await env.grade()
 
 

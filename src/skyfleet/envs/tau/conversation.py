@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
@@ -71,7 +71,8 @@ class _Progress:
     """By a rule of the package: only then is there anything to grade."""
     is_done: bool = False
     failure: UserFailure | None = None
-    history: list[Message] = field(default_factory=list)
+    opening_info: dict[str, float] = field(default_factory=dict)
+    """What the user's first message took; the next step reports it."""
 
 
 class ConversationEnv:
@@ -88,7 +89,8 @@ class ConversationEnv:
         self._progress = _Progress()
         turn = await self._user.open()
         if turn.failure is not None:
-            raise UserFailedError(turn.failure)
+            raise UserFailedError.of(turn.failure)
+        self._progress.opening_info = turn.info
         self._receive(turn)
         system = Message(role="system", content=self._case.system)
         opening = Message(role="user", content=turn.text)
@@ -100,6 +102,13 @@ class ConversationEnv:
         progress = self._open_progress
         if progress.is_done:
             raise EnvError(f"task {self._task.key}: step after done; open another env")
+        step = await self._act(action)
+        first, progress.opening_info = progress.opening_info, {}
+        info = {name: step.info.get(name, 0) + n for name, n in first.items()}
+        return replace(step, info={**step.info, **info})
+
+    async def _act(self, action: Message) -> Step:
+        progress = self._open_progress
         if action.tool_calls:
             return await self._make_calls(action.tool_calls)
         if action.malformed_calls:
@@ -115,7 +124,7 @@ class ConversationEnv:
     async def grade(self) -> Grade:
         progress = self._open_progress
         if progress.failure is not None:
-            raise UserFailedError(progress.failure)
+            raise UserFailedError.of(progress.failure)
         if not progress.has_ended:
             return Grade(reward=0.0, success=False, explanation="the conversation has not ended")
         # Comparing databases of several megabytes takes up to a tenth of a second.
