@@ -14,6 +14,7 @@ from tests.fakes.tau_checkouts import tau_bench_checkout
 import skyfleet as sf
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.loading import load_config
+from skyfleet.curation.inspection import Inspectable, build_inspectable_factory
 from skyfleet.curation.replay import replay
 from skyfleet.curation.verdict import Reason
 from skyfleet.envs.env import DONE, Env
@@ -327,3 +328,14 @@ def test_sf_env_names_a_domain_with_its_tasks(checkout: Path) -> None:
     assert sf.env("tau_bench", domain="airline").tasks is None
     with pytest.raises(ConfigError, match=r"domain='telecom'.*choose from retail, airline"):
         sf.env("tau_bench", domain="telecom")
+
+
+async def test_validation_opens_a_row_by_its_own_class(checkout: Path) -> None:
+    open_env = build_inspectable_factory(load_config())
+    env = await open_env(tau_bench_tasks("retail")[0])
+    assert isinstance(env, Inspectable)
+    assert env.writing == {"cancel_order", "respond"}
+    await env.reset()
+    before = env.state()
+    await env.step(says("", call("cancel_order", order_id="1")))
+    assert before != env.state()
