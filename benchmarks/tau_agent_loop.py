@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--context", type=int, default=8192, help="4096 for tiny")
     arguments = parser.parse_args()
     # So that the modules of agents find tau_bench; `load_domain` imports only its environments.
     import_module("litellm")
@@ -83,7 +84,7 @@ def main() -> None:
         "generator.max_turns": arguments.turns,
         "generator.sampling_params.max_generate_length": arguments.tokens,
         "generator.eval_sampling_params.max_generate_length": arguments.tokens,
-        "generator.max_input_length": 8192 - arguments.tokens,
+        "generator.max_input_length": arguments.context - arguments.tokens,
     }
     with sf.serve(arguments.model, port=0, name="policy", config=config) as server:
         theirs = play_loop(server, arguments.domain, arguments.split, len(tasks), arguments.turns)

@@ -86,6 +86,8 @@ class ConversationEnv:
         self.writing = case.writing | {RESPOND_NAME}
 
     async def reset(self) -> Observation:
+        if self._progress is not None:
+            raise EnvError(f"task {self._task.key}: reset after reset; open another env")
         self._progress = _Progress()
         turn = await self._user.open()
         if turn.failure is not None:
