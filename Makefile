@@ -83,7 +83,7 @@ bench: .venv/dev
 # Without dependencies: openenv would install gradio, agentdojo four vendors' clients; none is used.
 .venv/dev: .venv/tiny
 	$(INSTALL) --editable '.[train,tensorboard,wandb,s3,mcp,serve,skyrl-gym,browser,isolation,dev]'
-	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35
+	$(INSTALL) --no-deps openenv==0.10.0 agentdojo==0.1.35 bfcl-eval==2026.3.23
 	touch $@
 
 .venv/triton: .venv/dev

@@ -213,10 +213,7 @@ def test_tasks_of_every_kind_are_the_same_tasks(kind: str, tmp_path: Path) -> No
         ({"eval_sampling": 1.0}, r"eval_sampling=1\.0\): pass sf\.Sampling"),
         ({"algorithm": sf.GRPO(clip=(0.1, 0.2, 0.3))}, "pass a number, or two"),  # type: ignore[arg-type]
         ({"lora": "yes"}, r"pass sf\.LoRA\(rank=32\), or the rank"),
-        (
-            {"env": "tau_bench", "reward": None},
-            "TAU_BENCH_PATH is not set; clone sierra-research/tau-bench from GitHub",
-        ),
+        ({"tasks": "tau_bench:retial"}, "tau-bench has no domain 'retial'; choose from retail"),
         ({"steps": "ten"}, r"sf\.train\(steps='ten'\): pass a whole number"),
         ({"steps": 1.5}, r"^sf\.train\(steps=1\.5\): pass a whole number$"),
         ({"batch_size": True}, r"sf\.train\(batch_size=True\): pass a whole number"),

@@ -112,7 +112,7 @@ environment.skyrl_gym.tau_bench.use_native_tool_calling
 
 # Read only where another key enables them.
 SILENT = """
-generator.chat_template.source
+generator.chat_template.source environment.tau_bench. environment.user.
 generator.sampling_params. generator.eval_sampling_params.
 """
 

@@ -97,8 +97,8 @@ async def test_a_missing_function_is_added_in_its_turn() -> None:
     (task,) = bfcl_tasks("multi_turn_miss_func", 1)
     env = await open_bfcl(task)
     assert "sort" not in [tool.name for tool in (await env.reset()).tools]
-    said = Message(role="assistant", content="Done.")
-    steps = [await env.step(said) for _ in range(5)]
+    reply = Message(role="assistant", content="Done.")
+    steps = [await env.step(reply) for _ in range(5)]
     assert [step.opening is not None for step in steps] == [False, False, True, False, False]
     opening = steps[2].opening
     assert opening is not None
@@ -124,9 +124,7 @@ async def test_only_announced_functions_are_executed() -> None:
     ]
 
 
-async def test_a_turn_of_too_many_messages_fails_and_nothing_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_turn_of_too_many_messages_fails_and_nothing_is_left() -> None:
     (task,) = bfcl_tasks("multi_turn_base", 1)
     env: BfclEnv = await open_bfcl(task)
     await env.reset()
@@ -134,9 +132,10 @@ async def test_a_turn_of_too_many_messages_fails_and_nothing_is_left(
     steps = [await env.step(Message(role="assistant", tool_calls=(call,))) for _ in range(21)]
     assert [step.done for step in steps] == [False] * 20 + [True]
     assert (await env.grade()).reward == 0.0
-    assert any(name.startswith("skyfleet_") for name in vars(load_bfcl().turns))
+    own = f"{env._instances}_"
+    assert any(name.startswith(own) for name in vars(load_bfcl().turns))
     await env.close()
-    assert not any(name.startswith("skyfleet_") for name in vars(load_bfcl().turns))
+    assert not any(name.startswith(own) for name in vars(load_bfcl().turns))
 
 
 def test_the_import_needs_no_client_and_leaves_no_folder() -> None:

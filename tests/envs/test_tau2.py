@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.loading import load_config
 from skyfleet.envs.env import DONE
 from skyfleet.envs.registry import env_factory
+from skyfleet.envs.tau import v2_data
 from skyfleet.envs.tau.sources import tau_tasks_from_source
 from skyfleet.envs.tau.v2_data import find_data_folder
 from skyfleet.envs.tau.v2_package import load_package
@@ -32,6 +35,8 @@ PACKAGE_USER = "environment.tau_bench.package_user=llm"
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # Without an inspect-evals that may be installed.
+    monkeypatch.setattr(v2_data, "find_spec", lambda name: None)
     with tau2_checkout(tmp_path, monkeypatch) as folder:
         yield folder
 
@@ -183,9 +188,7 @@ def test_a_package_of_that_name_that_is_already_imported_is_refused(
         wrong.mkdir(parents=True)
         (wrong / "__init__.py").write_text("")
         monkeypatch.syspath_prepend(str(wrong.parent))
-        import tau2
-
-        assert tau2.__file__ == str(wrong / "__init__.py")
+        assert import_module("tau2").__file__ == str(wrong / "__init__.py")
         with pytest.raises(ConfigError, match="another package named tau2 is already imported"):
             load_package()
     assert "tau2" not in sys.modules
@@ -197,12 +200,12 @@ def test_files_that_a_checkout_lacks_come_from_inspect_evals(
     domains = checkout / "site" / "inspect_evals" / "tau2" / "data" / "domains"
     (domains / "airline").mkdir(parents=True)
     (domains / "mock").mkdir()
-    (checkout / "site" / "inspect_evals" / "__init__.py").write_text("")
     (domains / "airline" / "db.json.gz").write_bytes(gzip.compress(b'{"flights": {}}'))
     (domains / "airline" / "policy.txt").write_text("Fly.")
     (domains / "mock" / "db.json").write_text("theirs")
     (checkout / "data/tau2/domains/mock/db.json").write_text("ours")
-    monkeypatch.syspath_prepend(str(checkout / "site"))
+    location = SimpleNamespace(submodule_search_locations=[str(checkout / "site/inspect_evals")])
+    monkeypatch.setattr(v2_data, "find_spec", lambda name: location)
     folder = find_data_folder(checkout) / "tau2" / "domains"
     assert (folder / "airline" / "db.json").read_text() == '{"flights": {}}'
     assert (folder / "airline" / "policy.md").read_text() == "Fly."

@@ -14,6 +14,7 @@ from tests.fakes.tau_checkouts import tau_bench_checkout
 import skyfleet as sf
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.loading import load_config
+from skyfleet.curation.inspection import Inspectable, build_inspectable_factory
 from skyfleet.curation.replay import replay
 from skyfleet.curation.verdict import Reason
 from skyfleet.envs.env import DONE, Env
@@ -143,7 +144,7 @@ async def test_an_expression_that_never_ends_is_not_evaluated(checkout: Path) ->
         assert step.messages[0].text == text
 
 
-async def test_a_malformed_call_is_reported_and_its_text_is_not_said(checkout: Path) -> None:
+async def test_a_malformed_call_is_reported_and_its_text_is_not_sent(checkout: Path) -> None:
     env = await opened(tau_bench_tasks("retail")[1])
     step = await env.step(
         Message(role="assistant", content="1200", malformed_calls=('{"name": "get_',))
@@ -202,9 +203,8 @@ async def test_a_user_that_fails_makes_the_grade_unknown(
 ) -> None:
     env: Any = await opened(tau_bench_tasks("retail")[2], "environment.tau_bench.package_user=llm")
     monkeypatch.setitem(sys.modules, "litellm", None)
-    step = await env.step(says("fail"))
-    assert (step.done, step.info["user_failures_endpoint"]) == (True, 1.0)
-    with pytest.raises(UserFailedError, match="need litellm: pip install litellm"):
+    assert (await env.step(says("fail"))).done
+    with pytest.raises(UserFailedError, match=r"endpoint.*need litellm: pip install litellm"):
         await env.grade()
 
 
@@ -328,3 +328,14 @@ def test_sf_env_names_a_domain_with_its_tasks(checkout: Path) -> None:
     assert sf.env("tau_bench", domain="airline").tasks is None
     with pytest.raises(ConfigError, match=r"domain='telecom'.*choose from retail, airline"):
         sf.env("tau_bench", domain="telecom")
+
+
+async def test_validation_opens_a_row_by_its_own_class(checkout: Path) -> None:
+    open_env = build_inspectable_factory(load_config())
+    env = await open_env(tau_bench_tasks("retail")[0])
+    assert isinstance(env, Inspectable)
+    assert env.writing == {"cancel_order", "respond"}
+    await env.reset()
+    before = env.state()
+    await env.step(says("", call("cancel_order", order_id="1")))
+    assert before != env.state()

@@ -184,16 +184,16 @@ class ToolCall(BaseModel):
     requestor: str = "assistant"
 
 
-class Said(BaseModel):
+class Written(BaseModel):
     role: str
     content: str | None = None
     tool_calls: list[ToolCall] | None = None
 
 
-class AssistantMessage(Said): ...
+class AssistantMessage(Written): ...
 
 
-class UserMessage(Said): ...
+class UserMessage(Written): ...
 
 
 class ToolMessage(BaseModel):
@@ -379,8 +379,8 @@ class {name}:
 {check}
 """
 _COMMUNICATE = """\
-        said = [one.content for one in messages if one.role == "assistant" and one.content]
-        return all(any(info in text for text in said) for info in criteria.communicate_info or [])
+        texts = [one.content for one in messages if one.role == "assistant" and one.content]
+        return all(any(info in text for text in texts) for info in criteria.communicate_info or [])
 """
 _ACTION = """\
         calls = [call for one in messages for call in getattr(one, "tool_calls", None) or []]

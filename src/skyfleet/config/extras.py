@@ -13,6 +13,8 @@ _BY_ENV_CLASS = {
     "mcp": "mcp",
     "skyrl_gym": "skyrl-gym",
     "agentdojo": "agentdojo",
+    "tau2": "tau2",
+    "bfcl": "bfcl",
 }
 _BUCKETS = ("s3://", "gs://", "az://")
 
@@ -47,8 +49,9 @@ def _find_extras(config: RunConfig) -> Iterator[str]:
     for env_class in (environment.env_class, *environment.env_classes.values()):
         if env_class in _BY_ENV_CLASS:
             yield _BY_ENV_CLASS[env_class]
-    if any(source.startswith("agentdojo:") for source in sources):
-        yield "agentdojo"
+    for name in ("agentdojo", "tau2", "bfcl"):
+        if any(source.startswith(f"{name}:") for source in sources):
+            yield name
 
 
 def _has_buckets(trainer: Trainer) -> bool:

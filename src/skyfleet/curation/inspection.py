@@ -99,7 +99,8 @@ def build_inspectable_factory(config: RunConfig) -> EnvFactory:
     make_user = build_user_factory(config)
 
     async def open_inspectable_env(task: Task) -> Env:
-        if environment.env_classes.get(task.env_key, environment.env_class) == "world":
+        name = environment.env_classes.get(task.env_key) or task.env_class
+        if (name or environment.env_class) == "world":
             return await open_inspectable(task, verifier=environment.verifier, make_user=make_user)
         return await open_env(task)
 

@@ -11,8 +11,9 @@ from typing import Any
 from skyfleet.chat.message import Message, ToolCall
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.bfcl.package import MODEL, Entry, load_bfcl, load_category
-from skyfleet.envs.bfcl.tasks import RESPOND, make_tool_specs
+from skyfleet.envs.bfcl.tasks import make_tool_specs
 from skyfleet.envs.env import EnvFactory, Observation, Step
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 
@@ -26,7 +27,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
 
 async def open_bfcl(task: Task) -> BfclEnv:
     """Open the environment of a task of `bfcl_tasks`."""
-    category, key = str(task.metadata.get("category")), task.metadata.get("test_id")
+    category, key = (str(task.metadata.get(name)) for name in ("category", "test_id"))
     entries = load_category(category)
     if key not in entries:
         raise EnvError(
@@ -55,7 +56,7 @@ class BfclEnv:
 
     async def step(self, action: Message) -> Step:
         self._history.append(action)
-        is_message = [call.name for call in action.tool_calls] == [RESPOND]
+        is_message = [call.name for call in action.tool_calls] == [RESPOND_NAME]
         if not self._category.startswith("multi_turn"):
             self._calls = () if is_message else action.tool_calls
             self._is_complete = True

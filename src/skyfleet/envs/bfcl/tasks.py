@@ -12,12 +12,11 @@ from urllib.parse import parse_qsl
 
 from skyfleet.chat.message import ToolSpec
 from skyfleet.envs.bfcl.package import Entry, list_categories, load_bfcl, load_category
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import NULL_SUCCESS, RecordedCall, Task
 
 ENV_CLASS = "bfcl"
-RESPOND = "respond"
-"""A reference's message without a call, which ends a turn."""
 
 
 def bfcl_tasks_from_source(source: str) -> list[Task]:
@@ -169,7 +168,7 @@ def _list_multi_turn_calls(entry: Entry) -> list[RecordedCall]:
     calls = []
     for turn in entry.answer or ():
         calls += [_read_call(text, parameters) for text in turn]
-        calls.append(RecordedCall(name=RESPOND, arguments={"content": "Done."}))
+        calls.append(RecordedCall(name=RESPOND_NAME, arguments={"content": "Done."}))
     return calls
 
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.envs.env import DONE, Observation, Step
-from skyfleet.envs.tool_turns import run_tool_calls
+from skyfleet.envs.tool_turns import RESPOND_NAME, run_tool_calls
 from skyfleet.envs.users.user import STOP, User, UserFailedError, UserFailure, UserTurn
 from skyfleet.errors import EnvError
 from skyfleet.tasks.task import Grade, Task
 
-RESPOND = "respond"
-"""tau-bench's name for a message to the user as an action: a call of it with `content` is one too."""
 NOT_CALLED = (
     "Error: only the first tool call of a message is executed; call this tool in a later one."
 )
@@ -73,7 +71,8 @@ class _Progress:
     """By a rule of the package: only then is there anything to grade."""
     is_done: bool = False
     failure: UserFailure | None = None
-    history: list[Message] = field(default_factory=list)
+    opening_info: dict[str, float] = field(default_factory=dict)
+    """What the user's first message took; the next step reports it."""
 
 
 class ConversationEnv:
@@ -84,14 +83,17 @@ class ConversationEnv:
         self._task, self._case, self._user = task, case, user
         self._history = tuple(history)
         self._progress: _Progress | None = None
-        self.writing = case.writing | {RESPOND}
+        self.writing = case.writing | {RESPOND_NAME}
 
     async def reset(self) -> Observation:
+        if self._progress is not None:
+            raise EnvError(f"task {self._task.key}: reset after reset; open another env")
         self._progress = _Progress()
         turn = await self._user.open()
         if turn.failure is not None:
-            raise UserFailedError(turn.failure)
-        self._hear(turn)
+            raise UserFailedError.of(turn.failure)
+        self._progress.opening_info = turn.info
+        self._receive(turn)
         system = Message(role="system", content=self._case.system)
         opening = Message(role="user", content=turn.text)
         return Observation(
@@ -102,6 +104,13 @@ class ConversationEnv:
         progress = self._open_progress
         if progress.is_done:
             raise EnvError(f"task {self._task.key}: step after done; open another env")
+        step = await self._act(action)
+        first, progress.opening_info = progress.opening_info, {}
+        info = {name: step.info.get(name, 0) + n for name, n in first.items()}
+        return replace(step, info={**step.info, **info})
+
+    async def _act(self, action: Message) -> Step:
+        progress = self._open_progress
         if action.tool_calls:
             return await self._make_calls(action.tool_calls)
         if action.malformed_calls:
@@ -117,7 +126,7 @@ class ConversationEnv:
     async def grade(self) -> Grade:
         progress = self._open_progress
         if progress.failure is not None:
-            raise UserFailedError(progress.failure)
+            raise UserFailedError.of(progress.failure)
         if not progress.has_ended:
             return Grade(reward=0.0, success=False, explanation="the conversation has not ended")
         # Comparing databases of several megabytes takes up to a tenth of a second.
@@ -137,7 +146,7 @@ class ConversationEnv:
 
     async def _make_calls(self, calls: Sequence[ToolCall]) -> Step:
         first, *others = calls
-        if first.name == RESPOND:
+        if first.name == RESPOND_NAME:
             step = await self._say(str(first.arguments.get("content", "")), call_id=first.id)
         else:
             step = self._call(first)
@@ -163,13 +172,13 @@ class ConversationEnv:
         """Send a message to the user; a message that was written as a call is answered as one."""
         self._case.record_agent(text)
         turn = await self._user.reply(text)
-        self._hear(turn)
+        self._receive(turn)
         reply = Message(
             role="user" if call_id is None else "tool", content=turn.text, tool_call_id=call_id
         )
         return Step(messages=(reply,), done=self._open_progress.is_done, info=turn.info)
 
-    def _hear(self, turn: UserTurn) -> None:
+    def _receive(self, turn: UserTurn) -> None:
         progress = self._open_progress
         progress.failure = turn.failure
         progress.is_done = turn.is_done or turn.failure is not None or STOP in turn.text

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from skyfleet.chat.message import ToolSpec
-from skyfleet.envs.tau.conversation import RESPOND, ToolResult
+from skyfleet.envs.tau.conversation import ToolResult
 from skyfleet.envs.tau.states import Changes
 from skyfleet.envs.tau.v1_package import Domain
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.tasks.task import Grade
 
 _expected: dict[tuple[str, str], Changes] = {}
@@ -37,7 +38,7 @@ class TauBenchCase:
         return ToolResult(text=text, is_error=is_error, ends=name in self._domain.ending_tools)
 
     def record_agent(self, text: str) -> None:
-        self._env.actions.append(self._make_action(RESPOND, {"content": text}))
+        self._env.actions.append(self._make_action(RESPOND_NAME, {"content": text}))
 
     def record_user(self, text: str) -> None: ...
 
@@ -47,7 +48,7 @@ class TauBenchCase:
         messages = [
             action.kwargs["content"].lower().replace(",", "")
             for action in self._env.actions
-            if action.name == RESPOND
+            if action.name == RESPOND_NAME
         ]
         missing = [
             output
@@ -65,8 +66,8 @@ class TauBenchCase:
         )
 
     def state(self) -> str:
-        said = [action.kwargs for action in self._env.actions if action.name == RESPOND]
-        return f"{sorted(self._find_changes().items())} {said}"
+        messages = [action.kwargs for action in self._env.actions if action.name == RESPOND_NAME]
+        return f"{sorted(self._find_changes().items())} {messages}"
 
     def _find_changes(self) -> Changes:
         return self._domain.initial.find_changes(self._env.data)
@@ -81,7 +82,7 @@ def find_expected_changes(domain: Domain, task: Any) -> Changes:
     if place not in _expected:
         env = domain.open(task)
         for action in task.actions:
-            if action.name not in (*domain.ending_tools, RESPOND):
+            if action.name not in (*domain.ending_tools, RESPOND_NAME):
                 env.step(action)
         _expected[place] = domain.initial.find_changes(env.data)
     return _expected[place]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyfleet.envs.tau.conversation import RESPOND
 from skyfleet.envs.tau.v1_facts import PASSED_BY_NOTHING, REFERENCE_ERRORS
 from skyfleet.envs.tau.v1_package import Domain, check_domain, check_split, load_domain
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.errors import TaskError
 from skyfleet.tasks.task import EXPECTED_ERRORS, NULL_SUCCESS, RecordedCall, Task
 
@@ -58,7 +58,7 @@ def _list_reference_calls(domain: Domain, task: Any) -> list[RecordedCall]:
     calls = [call for call in calls if call.name not in domain.ending_tools]
     if task.outputs:
         content = "; ".join(task.outputs)
-        calls.append(RecordedCall(name=RESPOND, arguments={"content": content}))
+        calls.append(RecordedCall(name=RESPOND_NAME, arguments={"content": content}))
     return [*calls, *ending[:1]]
 
 
@@ -81,7 +81,7 @@ def find_package_task(task: Task, domain: Domain) -> Any:
             )
         return tasks[index]
     actions = spec.get("ground_truth") or spec.get("actions") or extra.get("actions") or []
-    known = [*(tool.name for tool in domain.tools), RESPOND]
+    known = [*(tool.name for tool in domain.tools), RESPOND_NAME]
     for action in actions:
         if action["name"] not in known:
             raise TaskError(

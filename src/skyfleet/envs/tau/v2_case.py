@@ -80,12 +80,12 @@ class Tau2Case:
 
     def state(self) -> str:
         # Messages count in some tasks, so equal databases alone are not equal states.
-        said = [
+        messages = [
             message.content
             for message in self._trajectory
             if message.role == "assistant" and message.content
         ]
-        return f"{sorted(self._find_changes().items())} {said}"
+        return f"{sorted(self._find_changes().items())} {messages}"
 
     def _call(self, name: str, arguments: Mapping[str, Any], requestor: str) -> ToolResult:
         classes = self._domain.package.message

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from skyfleet.errors import ConfigError
 
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
+
 _REQUIRED = {
     "airline": ("db.json", "policy.md", "tasks.json", "split_tasks.json"),
     "retail": ("db.json", "policy.md", "tasks.json", "split_tasks.json"),
@@ -37,8 +40,9 @@ def find_data_folder(checkout: Path) -> Path:
     }
     if not missing:
         return given
-    # Kept until the process ends.
-    completed = Path(_make_folder().name)
+    folder = tempfile.TemporaryDirectory(prefix="skyfleet-tau2-")
+    _kept.append(folder)
+    completed = Path(folder.name)
     _link_files(given / "tau2", completed / "tau2")
     for place, source in missing.items():
         target = completed / "tau2" / "domains" / place
@@ -80,11 +84,6 @@ def _list_inspect_evals() -> Iterator[tuple[str, Path]]:
             if file.is_file():
                 place = file.relative_to(domains).as_posix().removesuffix(".gz")
                 yield place.replace(".txt", ".md"), file
-
-
-@cache
-def _make_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="skyfleet-tau2-")
 
 
 def _link_files(source: Path, target: Path) -> None:

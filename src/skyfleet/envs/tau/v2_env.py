@@ -29,7 +29,7 @@ def build_factory(config: RunConfig) -> EnvFactory:
 
     async def open_tau2(task: Task) -> ConversationEnv:
         extra = task.metadata.get("extra_info") or {}
-        name, task_id = str(extra.get("domain")), extra.get("task_id")
+        name, task_id = str(extra.get("domain")), str(extra.get("task_id"))
         if name not in DOMAINS:
             raise EnvError(
                 f"task {task.key}: metadata.extra_info.domain={name!r} is no domain of tau2; choose "

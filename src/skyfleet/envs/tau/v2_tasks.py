@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall
-from skyfleet.envs.tau.conversation import RESPOND
 from skyfleet.envs.tau.v2_case import needs_judge, read_history
 from skyfleet.envs.tau.v2_facts import PASSED_BY_NOTHING, REFERENCE_ERRORS, WITHOUT_REFERENCE
 from skyfleet.envs.tau.v2_package import DOMAINS, Domain, check_domain, load_domain
 from skyfleet.envs.tau.v2_users import write_request
+from skyfleet.envs.tool_turns import RESPOND_NAME
 from skyfleet.errors import ConfigError
 from skyfleet.tasks.task import EXPECTED_ERRORS, NULL_SUCCESS, RecordedCall, Task
 
@@ -69,7 +69,7 @@ def _list_reference_calls(task: Any) -> list[RecordedCall]:
 
 
 def _say(text: str) -> RecordedCall:
-    return RecordedCall(name=RESPOND, arguments={"content": text})
+    return RecordedCall(name=RESPOND_NAME, arguments={"content": text})
 
 
 def write_opening(task: Any) -> str:
