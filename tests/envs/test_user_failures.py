@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from benchmarks.user_failures import DATA, Scores, find_kinds
 
 from skyfleet.envs.users.failures import find_failure
 from skyfleet.envs.users.scenario import Fact, Scenario
@@ -49,7 +53,7 @@ def test_a_sentence_three_times_in_one_message_is_a_loop() -> None:
     assert kind_of("I owe it. I owe it. I owe it.") == "loop"
 
 
-def test_a_secret_is_leaked_unless_the_agent_has_said_it() -> None:
+def test_a_secret_is_leaked_unless_the_agent_named_it_before() -> None:
     assert kind_of("So it is $38.56?") == "leaked_answer"
     assert kind_of("So it is $38.56?", (*AGENT, "You owe $38.56.")) is None
     assert kind_of("So it is $138.56?") is None
@@ -72,3 +76,24 @@ def test_a_user_that_is_no_customer_breaks_character(text: str) -> None:
 def test_words_of_the_scenario_itself_break_nothing() -> None:
     scenario = Scenario(opening="Did you lose my instructions?")
     assert find_failure(scenario, (), (), "Did you lose my instructions?") is None
+
+
+def test_the_rules_are_measured_on_two_hundred_dialogues_half_of_them_by_a_model() -> None:
+    lines = (DATA / "user_dialogues.jsonl").read_text().splitlines()
+    dialogues = {row["id"]: row for row in map(json.loads, lines)}
+    sources = json.loads((DATA / "user_dialogues_sources.json").read_text())
+    assert len(dialogues) == len(lines) >= 200
+    assert sources.keys() == dialogues.keys()
+    assert sum(source == "smollm2" for source in sources.values()) * 2 >= len(lines)
+    for row in dialogues.values():
+        assert row["messages"][0]["role"] == "user"
+        assert find_kinds(row) <= {"empty_reply", "loop", "leaked_answer", "broke_character"}
+    # What the rules find is in no file that a labeller reads.
+    assert "source" not in Path(DATA / "user_dialogues.jsonl").read_text()[:10_000]
+
+
+def test_precision_and_recall_count_dialogues() -> None:
+    scores = Scores.of(found=["a", "b", "c", "d"], labelled=["a", "b", "c", "e", "f"])
+    assert (scores.n_found, scores.n_labelled, scores.n_both) == (4, 5, 3)
+    assert "0.75 (" in scores.format()
+    assert "0.60 (" in scores.format()
