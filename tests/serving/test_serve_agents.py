@@ -307,6 +307,10 @@ asyncio.run(main())
 }
 
 
+def is_installed(name: str, folder: str) -> bool:
+    return find_spec(name) is not None or Path(folder, name).is_dir()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "expected"), [("litellm", ["look", "True"]), ("agents", ["2"])])
 async def test_unmodified_programs_of_other_libraries_run(
@@ -317,7 +321,7 @@ async def test_unmodified_programs_of_other_libraries_run(
     program = tmp_path / "program.py"
     program.write_text(f"TOOL = {tool('look')!r}\n".replace("true", "True") + AGENTS[name])
     environment = os.environ | {"PYTHONPATH": extra, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    if not (find_spec(name) or Path(extra, name).is_dir()):
+    if not is_installed(name, extra):
         pytest.skip(f"{name} is not installed: pip install litellm openai-agents")
     policy_model = tiny_policy()
     async with serving(policy_model.app(policy_model.engine())) as url:
