@@ -114,14 +114,22 @@ async def test_a_schema_that_cannot_be_guaranteed_is_refused(client: AsyncOpenAI
         await ask(client, response_format={"type": "json_schema", "json_schema": schema})
 
 
-async def test_an_engine_without_logits_processors_refuses_constraints() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"response_format": {"type": "json_object"}},
+        {"logprobs": True, "top_logprobs": 1},
+    ],
+)
+async def test_an_engine_without_logits_processors_refuses_constraints(options: Any) -> None:
     app = tiny_policy().app(OneLine("hello"))  # type: ignore[arg-type]
     async with (
         serving(app) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         with pytest.raises(BadRequestError, match="which this engine cannot"):
-            await ask(client, tools=TOOLS, tool_choice="required")
+            await ask(client, **options)
 
 
 @pytest.mark.parametrize(("parallel", "n_calls"), [(True, 2), (False, 1)])
