@@ -14,6 +14,7 @@ import logging
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from skyfleet.chat.transcript import Transcript
 from skyfleet.config.loading import load_config
 from skyfleet.config.root import RunConfig
 from skyfleet.engines.factory import build_sampling_params
@@ -96,11 +97,15 @@ def compare(native: list[Trajectory], tokens: list[Trajectory]) -> str:
             for attempt in (one, other)
         ]
         prompts += firsts[0] == firsts[1]
-        equal += [t.token_ids[:] for t in one.transcripts] == [
-            t.token_ids[:] for t in other.transcripts
-        ]
+        equal += list(map(_cut, one.transcripts)) == list(map(_cut, other.transcripts))
     n = len(native)
     return f"first prompts with equal tokens: {prompts} of {n}; whole episodes: {equal} of {n}"
+
+
+def _cut(transcript: Transcript) -> list[int]:
+    """Up to the last sampled token: the native path gets an observation with the next turn only."""
+    mask = list(transcript.loss_mask)
+    return transcript.token_ids[: len(mask) - mask[::-1].index(True)]
 
 
 def train(args: argparse.Namespace, *overrides: str) -> list[dict[str, float]]:

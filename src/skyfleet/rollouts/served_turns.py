@@ -82,8 +82,9 @@ class ServedTurns:
             self._renderer.text(tokens[first : first + _SHOWN_CHARACTERS])[:_SHOWN_CHARACTERS]
             for tokens in (here, there)
         ]
+        why = _explain(*texts, shown, is_cut=len(here) == len(there))
         return (
-            f"{_explain(*texts, shown)}: at token {first} of {len(here)} here and {len(there)} "
+            f"{why}: at token {first} of {len(here)} here and {len(there)} "
             f"there, {shown[0]!r} here and {shown[1]!r} there"
         )
 
@@ -93,8 +94,10 @@ class ServedTurns:
             logger.warning("native tool calling: %s", sentence)
 
 
-def _explain(here: str, there: str, shown: Sequence[str]) -> str:
-    if here == there:
+def _explain(here: str, there: str, shown: Sequence[str], *, is_cut: bool) -> str:
+    """`is_cut`: both are the same number of tokens, so that one text may end before the other."""
+    is_part = is_cut and (here.startswith(there) or there.startswith(here))
+    if here == there or is_part:
         return "the same text in other tokens, as another tokenizer or its merges write it"
     if "".join(here.split()) == "".join(there.split()):
         return "other white space"

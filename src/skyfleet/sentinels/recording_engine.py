@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from skyfleet.algorithms.sample import find_action_spans
+from skyfleet.chat.message import Message, ToolSpec
 from skyfleet.chat.transcript import Completion, Transcript
+from skyfleet.engines.chat_engine import ChatCompletion, ChatEngine
 from skyfleet.engines.engine import Engine
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.trajectories.trajectory import Group, Trajectory
@@ -75,6 +77,14 @@ class RecordingEngine:
         if n_completions:
             del self._completions[session][-n_completions:]
 
+    def record_chat(self, turn: ChatCompletion, sampling: SamplingParams, session: str) -> None:
+        """Record a turn that a server rendered and sampled."""
+        prompt, completion = turn.prompt_token_ids, turn.completion
+        recorded = RecordedCompletion(
+            len(prompt), hash(prompt[-TAIL:]), completion, sampling.max_generate_length
+        )
+        self._completions[session].append(recorded)
+
     async def release(self, session: str) -> None:
         await self._engine.release(session)
 
@@ -117,6 +127,41 @@ class RecordingEngine:
         done = [session for session in self._completions if not is_open(session)]
         lost = sum(len(self._completions.pop(session)) for session in done)
         return tuple(transcripts), lost
+
+
+class RecordingChat:
+    """A chat engine that forwards every call and records what was sampled."""
+
+    def __init__(
+        self, chat: ChatEngine, recording_engine: RecordingEngine, *, max_input_length: int
+    ) -> None:
+        """A turn after a longer prompt is discarded, as one without tokens is: neither is recorded."""
+        self._chat, self._recording_engine = chat, recording_engine
+        self._max_input_length = max_input_length
+
+    @property
+    def policy_version(self) -> int:
+        return self._chat.policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._chat.policy_version = version
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        sampling: SamplingParams,
+        *,
+        session: str,
+    ) -> ChatCompletion:
+        turn = await self._chat.chat(messages, tools, sampling, session=session)
+        if turn.completion.token_ids and len(turn.prompt_token_ids) <= self._max_input_length:
+            self._recording_engine.record_chat(turn, sampling, session)
+        return turn
+
+    async def release(self, session: str) -> None:
+        await self._chat.release(session)
 
 
 def _read_completions(transcript: Transcript) -> tuple[RecordedCompletion, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_TAG = re.compile(r"</?[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
 class Vocabulary:
     """The texts of all tokens, as a tree of their characters."""
 
@@ -21,9 +25,8 @@ class Vocabulary:
         self.texts = [renderer.text([token]) for token in range(size)]
         self._root = _Node()
         for token, text in enumerate(self.texts):
-            # Special tokens would end a message inside a string; parts of a character are no text.
-            is_special = text.startswith("<|") and text.endswith("|>")
-            if text and not is_special and token not in self.stop_token_ids:
+            # A tag or a special token inside a string would be read as one.
+            if text and not _TAG.fullmatch(text) and token not in self.stop_token_ids:
                 node = self._root
                 for character in text:
                     node = node.children.setdefault(character, _Node())

@@ -26,6 +26,12 @@ class GuidedDecoding:
         self, request: ChatCompletionRequest, generate: GenerateRequest
     ) -> GenerateRequest:
         grammar = self._build_grammar(request)
+        if self._vocab_size is None and (grammar is not None or request.top_logprobs):
+            raise ApiError(
+                "response_format, tool_choice=required and top_logprobs need to see or constrain the "
+                "logits, which this engine cannot; leave them out",
+                param="response_format",
+            )
         n_prompt = len(generate.prompt)
         processors = list(generate.sampling.logits_processors)
         if grammar is not None:
@@ -40,12 +46,7 @@ class GuidedDecoding:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        if self._vocab_size is None:
-            raise ApiError(
-                "response_format and tool_choice=required constrain the sampled tokens, which this "
-                "engine cannot; leave them out",
-                param="response_format",
-            )
+        assert self._vocab_size is not None
         return Vocabulary(self._renderer, self._vocab_size)
 
     def _build_grammar(self, request: ChatCompletionRequest) -> JsonGrammar | None:

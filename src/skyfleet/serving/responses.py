@@ -221,20 +221,16 @@ async def merge_streams(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tu
             queue.put_nowait((index, item))
 
     readers = [asyncio.ensure_future(read(*pair)) for pair in enumerate(streams)]
+    reading = asyncio.gather(*readers)
     try:
-        while True:
+        while not (reading.done() and queue.empty()):
             waiting = asyncio.ensure_future(queue.get())
-            running = [reader for reader in readers if not reader.done()]
-            await asyncio.wait({waiting, *running}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 yield waiting.result()
-                continue
-            waiting.cancel()
-            for reader in readers:
-                if reader.done():
-                    reader.result()
-            if not running and queue.empty():
-                return
+            else:
+                waiting.cancel()
+        reading.result()
     finally:
         for reader in readers:
             reader.cancel()

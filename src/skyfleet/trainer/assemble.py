@@ -47,7 +47,7 @@ from skyfleet.rollouts.conversation import AgentFactory
 from skyfleet.rollouts.episode import run_episode
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.sentinels.recording_engine import RecordingEngine
+from skyfleet.sentinels.recording_engine import RecordingChat, RecordingEngine
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
@@ -397,7 +397,7 @@ def _build_run(
     rollouts = RolloutCollector(
         sampler=tasks.sampler,
         open_env=open_env,
-        agent=_agent_by_step(config, replace(policy_client, engine=recording_engine)),
+        agent=_agent_by_step(config, _record(policy_client, recording_engine)),
         limits=limits,
         n_samples=generator.n_samples_per_prompt,
         max_concurrent=generator.max_num_seqs,
@@ -501,6 +501,14 @@ async def _collect_demonstrations(
     return await collect_demonstrations(
         chosen, open_env, policy_model.renderer, build_limits(config)
     )
+
+
+def _record(policy_client: PolicyClient, recording_engine: RecordingEngine) -> PolicyClient:
+    """The client whose turns are recorded, also those that a server renders."""
+    chat = policy_client.chat and RecordingChat(
+        policy_client.chat, recording_engine, max_input_length=policy_client.max_input_length
+    )
+    return replace(policy_client, engine=recording_engine, chat=chat)
 
 
 def _agent_by_step(config: RunConfig, policy_client: PolicyClient) -> Callable[[int], AgentFactory]:

@@ -97,7 +97,7 @@ class Evaluator:
             grading_code=grading_code,
             limits=build_limits(config),
             n_samples=generator.eval_n_samples_per_prompt,
-            max_concurrent=_count_concurrent(config),
+            max_concurrent=count_concurrent(config),
             trained_envs=frozenset(trained_envs),
             costly_envs=frozenset(
                 task.env_key
@@ -190,7 +190,7 @@ class Evaluator:
         return self.baselines[name]
 
 
-def _count_concurrent(config: RunConfig) -> int:
+def count_concurrent(config: RunConfig) -> int:
     """Episodes at once."""
     generator, batch = config.generator, config.trainer.eval_batch_size
     if batch is None:
