@@ -6,66 +6,38 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from skyfleet.algorithms.credit_assignment import assign_credit, build_estimator
-from skyfleet.algorithms.filters import build_filter
 from skyfleet.algorithms.registry import build_policy_loss
 from skyfleet.algorithms.sample import Sample
 from skyfleet.algorithms.validation import correct_stale_samples
 from skyfleet.checkpoints.checkpoint import (
     Checkpoint,
     JsonPart,
-    Saveable,
-    checkpoint_folder,
-    read_checkpoint,
 )
-from skyfleet.checkpoints.resume import load_checkpoint, verify_part
+from skyfleet.checkpoints.resume import load_checkpoint
 from skyfleet.cluster.cluster import Cluster, check_cluster, open_cluster
-from skyfleet.cluster.engine_sync import GuardedLearner
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
-from skyfleet.engines.engine import Engine
-from skyfleet.engines.factory import build_engine_offload, build_sampling_params, check_gpus
+from skyfleet.engines.factory import build_engine_offload, check_gpus
 from skyfleet.envs.env import EnvFactory
-from skyfleet.envs.grading_code import GradingCode
 from skyfleet.envs.registry import check_task_classes, env_factory, find_run_code
 from skyfleet.envs.verifiers.confinement import check_verifiers
-from skyfleet.errors import CheckpointError
-from skyfleet.learner.factory import build_critic, build_learner, copy_for_engine
-from skyfleet.learner.learner import Learner
-from skyfleet.learner.loss_recorder import LossRecorder
+from skyfleet.learner.factory import copy_for_engine
 from skyfleet.learner.policy_model import PolicyModel, choose_device
-from skyfleet.learner.sharded import ShardedLearner
-from skyfleet.learner.single_device import SingleDeviceLearner
-from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.models.loading import LoadedModel
-from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import run_episode
-from skyfleet.sentinels.build import build_checker
-from skyfleet.sentinels.constant_metrics import constant_metrics
-from skyfleet.sentinels.recording_engine import RecordingChat, RecordingEngine
 from skyfleet.storage.bucket_lock import BucketLock
 from skyfleet.storage.folder_lock import FolderLock
 from skyfleet.tasks.task import Task
-from skyfleet.tracking.console import ConsoleTracker
-from skyfleet.tracking.prometheus_tracker import PrometheusTracker
-from skyfleet.tracking.step_log import StepLog
-from skyfleet.tracking.tracing import build_tracer
-from skyfleet.trainer.alerting import build_alerts
+from skyfleet.trainer.build_run import build_run
 from skyfleet.trainer.callbacks import Callbacks
-from skyfleet.trainer.evaluation import Evaluator
-from skyfleet.trainer.exports import Exports
 from skyfleet.trainer.fit_memory import fit_training
-from skyfleet.trainer.group_journal import GroupJournal
-from skyfleet.trainer.group_rollouts import GroupRollouts
 from skyfleet.trainer.journal import Journal, choose_run_id
+from skyfleet.trainer.learning import Learning, build_learning
 from skyfleet.trainer.limits import build_limits
 from skyfleet.trainer.load_policy import load_policy_model
-from skyfleet.trainer.open_groups import OpenGroups
 from skyfleet.trainer.policy_client import PolicyClient, open_policy_client
 from skyfleet.trainer.preflight import (
     check_references,
@@ -74,13 +46,11 @@ from skyfleet.trainer.preflight import (
 )
 from skyfleet.trainer.refit_memory import fit_resumed, list_fitted_settings
 from skyfleet.trainer.resuming import PLACE_KEYS
-from skyfleet.trainer.rollouts import RolloutCollector
-from skyfleet.trainer.run import Inference, Run, TrainerState, WarmStart, checkpoint_parts
+from skyfleet.trainer.run import Inference, Run, TrainerState, checkpoint_parts
 from skyfleet.trainer.run_identity import check_code, hash_eval_sets, is_own_checkpoint
 from skyfleet.trainer.sft import collect_demonstrations
-from skyfleet.trainer.sharded_run import build_sharded_learner, check_ranks
+from skyfleet.trainer.sharded_run import check_ranks
 from skyfleet.trainer.tasks import RunTasks, drop_long_prompts, load_run_tasks
-from skyfleet.trainer.trackers import build_trackers
 from skyfleet.weight_sync.sync import build_weight_sync, has_own_weights
 
 logger = logging.getLogger(__name__)
@@ -154,7 +124,7 @@ async def assemble(
         cluster = await _open_cluster(config, open_env, given, opened, on_progress)
         has_copy = cluster is None and has_own_weights(config) and not is_sharded
         # Before an engine starts, because the reference may not load.
-        learning = await _build_learning(
+        learning = await build_learning(
             config,
             policy_model,
             state,
@@ -186,7 +156,7 @@ async def assemble(
         state.eval_sets = eval_sets
         state.grading_code = asdict(grading_code) if grading_code else {}
         state.run_id = choose_run_id(state.run_id, checkpoint, Path(config.trainer.ckpt_path))
-        run = _build_run(
+        run = build_run(
             config,
             tasks,
             open_env,
@@ -269,7 +239,7 @@ async def _connect_inference(
     config: RunConfig,
     policy_model: PolicyModel,
     policy_client: PolicyClient,
-    learning: _Learning,
+    learning: Learning,
     cluster: Cluster | None,
     on_progress: OnProgress,
 ) -> Inference:
@@ -291,201 +261,6 @@ async def _connect_inference(
     return inference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Learning:
-    state: TrainerState
-    learner: SingleDeviceLearner | ShardedLearner
-    critic: Saveable | None
-    losses: LossRecorder
-
-
-async def _build_learning(
-    config: RunConfig,
-    policy_model: PolicyModel,
-    state: TrainerState,
-    total_steps: int,
-    cluster: Cluster | None,
-    *,
-    weights_folder: Path | None,
-    opened: AsyncExitStack,
-    memory_plan: str,
-) -> _Learning:
-    checkpoints, losses = Path(config.trainer.ckpt_path), LossRecorder()
-
-    def find_reference() -> Path:
-        return _find_reference(checkpoint_folder(checkpoints, state.reference_step))
-
-    if config.trainer.strategy == "fsdp":
-        sharded, sharded_critic = await build_sharded_learner(
-            config,
-            policy_model,
-            find_reference,
-            open_group=None if cluster is None else partial(cluster.open_ranks, config),
-            weights_folder=weights_folder,
-            total_steps=total_steps,
-            losses=losses,
-            opened=opened,
-        )
-        return _Learning(state=state, learner=sharded, critic=sharded_critic, losses=losses)
-    critic = build_critic(config, policy_model, total_steps=total_steps)
-    learner = build_learner(
-        config,
-        policy_model,
-        find_reference,
-        total_steps=total_steps,
-        critic=critic,
-        wrap_settings=losses.wrap_settings,
-        memory_plan=memory_plan,
-    )
-    return _Learning(state=state, learner=learner, critic=critic, losses=losses)
-
-
-def _find_reference(folder: Path) -> Path:
-    """The policy of the checkpoint that is the KL reference, its files verified."""
-    if not folder.exists():
-        return folder / "policy"
-    try:
-        return verify_part(read_checkpoint(folder), "policy")
-    except CheckpointError as error:
-        raise CheckpointError(f"the KL reference cannot be loaded: {error}") from None
-
-
-def _build_run(
-    config: RunConfig,
-    tasks: RunTasks,
-    open_env: EnvFactory,
-    policy_model: PolicyModel,
-    learning: _Learning,
-    policy_client: PolicyClient,
-    inference: Inference,
-    callbacks: Callbacks,
-    journal: Journal,
-    grading_code: GradingCode | None,
-    cluster: Cluster | None,
-    *,
-    resume_step: int | None,
-    given_paths: Mapping[str, Any],
-) -> Run:
-    trainer, generator, limits = config.trainer, config.generator, build_limits(config)
-    recording_engine = RecordingEngine(policy_client.engine)
-    alerts = build_alerts(config, learning.state.sent_alerts)
-    checker = build_checker(
-        config,
-        policy_model.decoder,
-        policy_client.engines,
-        learning.learner,
-        limits,
-        envs=tasks.trained_envs,
-        recording_engine=recording_engine,
-        losses=learning.losses,
-        reference_interval=tasks.schedule.reference_interval,
-        on_warning=alerts.report_warning,
-    )
-    filter_groups, estimator = build_filter(config), build_estimator(config)
-    sharded = learning.learner if isinstance(learning.learner, ShardedLearner) else None
-    exports = Exports.from_config(config, policy_model, None if sharded is None else sharded.export)
-    # Trackers are built last: they are the first to write to the run directory.
-    trackers = build_trackers(config, resume_step, tasks.schedule.total_steps, given_paths)
-    console = next(tracker for tracker in trackers if isinstance(tracker, ConsoleTracker))
-    tracer = build_tracer(trainer.run_name) if trainer.tracing else None
-    for tracker in trackers:
-        if isinstance(tracker, PrometheusTracker):
-            console.note(f"metrics for Prometheus: {tracker.url}")
-    for key, reason in constant_metrics(config).items():
-        console.note(f"{key} {reason}")
-    runner = run_episode if cluster is None else cluster.run_episode
-    rollouts = RolloutCollector(
-        sampler=tasks.sampler,
-        open_env=open_env,
-        agent=_agent_by_step(config, _record(policy_client, recording_engine)),
-        limits=limits,
-        n_samples=generator.n_samples_per_prompt,
-        max_concurrent=generator.max_num_seqs,
-        filter_groups=filter_groups,
-        tracer=tracer,
-        run=runner,
-    )
-    learner: Learner = learning.learner
-    rules, group_rollouts, eval_prefix = trainer.fully_async, None, ""
-    if rules.enabled:
-        if isinstance(learning.learner, SingleDeviceLearner):
-            learner = ThreadedLearner(learning.learner)
-        group_rollouts = _build_group_rollouts(
-            config, tasks, learning.state, rollouts, journal, policy_client.engine
-        )
-        journal = group_rollouts.journal
-        # Only then training episodes are played during an evaluation.
-        eval_prefix = "eval/" if rules.max_staleness_steps else ""
-    if cluster is not None and cluster.actors is not None:
-        learner = GuardedLearner(learner, cluster.actors.weights)
-    return Run(
-        folder=Path(trainer.run_path),
-        checkpoints=Path(trainer.ckpt_path),
-        schedule=tasks.schedule,
-        state=learning.state,
-        rollouts=rollouts,
-        compute_samples=lambda groups: assign_credit(
-            groups, estimator, mask_unfinished=generator.apply_overlong_filtering
-        ),
-        learner=learner,
-        critic=learning.critic,
-        inference=inference,
-        evaluator=Evaluator.from_config(
-            config,
-            replace(policy_client, session_prefix=eval_prefix),
-            tasks.eval_sets,
-            open_env=open_env,
-            grading_code=grading_code,
-            trained_envs=tasks.trained_envs,
-            console=console,
-            verify=inference.verify,
-            callbacks=callbacks,
-            tracer=tracer,
-            run=runner,
-        ),
-        checker=checker,
-        log=StepLog(*trackers),
-        console=console,
-        exports=exports,
-        journal=journal,
-        warm_start=WarmStart(batch_size=trainer.warm_start.batch_size, seed=trainer.seed),
-        callbacks=callbacks,
-        alerts=alerts,
-        tracer=tracer,
-        group_rollouts=group_rollouts,
-    )
-
-
-def _build_group_rollouts(
-    config: RunConfig,
-    tasks: RunTasks,
-    state: TrainerState,
-    rollouts: RolloutCollector,
-    journal: Journal,
-    engine: Engine,
-) -> GroupRollouts:
-    trainer, rules = config.trainer, config.trainer.fully_async
-    groups = OpenGroups(
-        tasks.train,
-        batch_size=trainer.train_batch_size,
-        max_staleness_steps=rules.max_staleness_steps,
-        total_steps=tasks.schedule.total_steps,
-    )
-    groups.load_state_dict(state.open_groups)
-    workers = rules.count_workers(trainer.train_batch_size)
-    # A group that only waits for a place in the engine would be stale before its first token.
-    places = max(1, -(-rollouts.max_concurrent // rollouts.n_samples))
-    return GroupRollouts(
-        collector=rollouts,
-        groups=groups,
-        journal=GroupJournal.extend_journal(journal, groups),
-        get_version=lambda: engine.policy_version,
-        n_workers=min(workers, places) if rules.max_staleness_steps else workers,
-        refills=rules.sample_full_batch,
-        max_refill_batches=trainer.algorithm.dynamic_sampling.max_sample_batches,
-    )
-
-
 async def _collect_demonstrations(
     config: RunConfig,
     tasks: RunTasks,
@@ -501,21 +276,3 @@ async def _collect_demonstrations(
     return await collect_demonstrations(
         chosen, open_env, policy_model.renderer, build_limits(config)
     )
-
-
-def _record(policy_client: PolicyClient, recording_engine: RecordingEngine) -> PolicyClient:
-    """The client whose turns are recorded, also those that a server renders."""
-    chat = policy_client.chat and RecordingChat(
-        policy_client.chat, recording_engine, max_input_length=policy_client.max_input_length
-    )
-    return replace(policy_client, engine=recording_engine, chat=chat)
-
-
-def _agent_by_step(config: RunConfig, policy_client: PolicyClient) -> Callable[[int], AgentFactory]:
-    def agent(step: int) -> AgentFactory:
-        seed = config.trainer.seed * 1_000_003 + step
-        return policy_client.agent(
-            build_sampling_params(config.generator.sampling_params, seed=seed)
-        )
-
-    return agent
