@@ -75,9 +75,10 @@ class RankWorker:
         return self._report(self._learner.sft_step(samples))
 
     def set_reference(self, folder: Path) -> None:
-        """The next step loads the KL reference from `folder`."""
-        self._models.reference_folder = folder
-        self._learner.renew_reference()
+        """The next step loads the KL reference from `folder`, unless it has."""
+        if folder != self._models.reference_folder:
+            self._models.reference_folder = folder
+            self._learner.renew_reference()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Each whole weight on every rank, one after another; every rank must run it to its end.

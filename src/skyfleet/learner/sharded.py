@@ -84,6 +84,8 @@ class ShardedLearner:
         self._group.call("save", folder.absolute())
 
     def load(self, folder: Path) -> None:
+        if self._find_reference is not None:  # a learner that has begun to learn loads it at once
+            self._group.call("set_reference", self._find_reference())
         self.policy_version = self._group.call("load", folder.absolute())
 
     def export(self, folder: Path) -> None:
