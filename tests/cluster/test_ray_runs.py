@@ -122,6 +122,7 @@ def find_engine(run: Run) -> int:
     return int(run.inference.engines[0].process_id)  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 def test_a_run_over_a_rollout_worker_has_the_numbers_of_one_process(tmp_path: Path) -> None:
     one = train_once(tmp_path / "one", *RAY[2:])
     assert_same_rows(train_once(tmp_path / "ray", *RAY), one)
