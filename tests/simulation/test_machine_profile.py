@@ -20,8 +20,9 @@ from skyfleet.simulation.machine_profile import (
     read_machine_profile,
     write_profile,
 )
-from skyfleet.simulation.measure import fit_line, measure_machine, split_turns
+from skyfleet.simulation.measure import fit_line, measure_machine
 from skyfleet.simulation.quiet_clock import read_core_wait
+from skyfleet.simulation.recorded_workload import split_turns
 from skyfleet.simulation.workload import Workload
 
 OVERRIDES = ("trainer.warm_start.steps=0", "data.val_data=[]", "generator.sampling_params.stop=[]")

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -23,7 +22,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.simulation.machine_profile import MachineProfile, interpolate
 from skyfleet.simulation.quiet_clock import read_quiet_clock
-from skyfleet.simulation.workload import Workload
+from skyfleet.simulation.recorded_workload import record_workload
 from skyfleet.storage.local import find_existing_folder
 from skyfleet.trainer.plan_run import describe_machine
 from skyfleet.trainer.probe import configure_probe
@@ -277,33 +276,6 @@ class _Measurement:
             )
             rest.append(max(0.0, metrics["timing/step"] - known) / max(1, n_tokens))
         return median(rest)
-
-
-def record_workload(groups: Sequence[Group]) -> Workload:
-    """The episodes as they were played, in tokens."""
-    episodes = [
-        turns
-        for group in groups
-        for trajectory in group.trajectories
-        for transcript in trajectory.transcripts
-        if (turns := split_turns(transcript.loss_mask[:]))
-    ]
-    mixed = [len({t.reward for t in group.trajectories}) > 1 for group in groups]
-    return Workload(
-        source=f"{len(episodes)} episodes that were played to measure it",
-        recorded=episodes,
-        trained_share=max(0.01, fmean(mixed)),
-    )
-
-
-def split_turns(loss_mask: Sequence[bool]) -> list[tuple[int, int]]:
-    """Per turn the tokens before it and those sampled in it; what follows the last one is left out."""
-    runs = [(sampled, len(list(run))) for sampled, run in groupby(loss_mask)]
-    return [
-        (before, sampled)
-        for (_, before), (is_sampled, sampled) in zip(runs[::2], runs[1::2], strict=False)
-        if is_sampled
-    ]
 
 
 def _clock() -> float:
