@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--context", type=int, default=8192, help="4096 for tiny")
+    parser.add_argument("--context", type=int, default=8192, help="8192 of smollm2")
     arguments = parser.parse_args()
     # So that the modules of agents find tau_bench; `load_domain` imports only its environments.
     import_module("litellm")
@@ -86,6 +86,9 @@ def main() -> None:
         "generator.eval_sampling_params.max_generate_length": arguments.tokens,
         "generator.max_input_length": arguments.context - arguments.tokens,
     }
+    if arguments.model == "tiny":
+        key = "trainer.policy.model_config_kwargs.max_position_embeddings"
+        config[key] = arguments.context
     with sf.serve(arguments.model, port=0, name="policy", config=config) as server:
         theirs = play_loop(server, arguments.domain, arguments.split, len(tasks), arguments.turns)
         evaluation = sf.evaluate(
