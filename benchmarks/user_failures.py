@@ -42,6 +42,10 @@ class Scores:
 
 
 def main() -> None:
+    if not (DATA / "user_dialogues.jsonl").exists():
+        raise SystemExit(
+            f"{DATA}/user_dialogues.jsonl is missing; write it with python -m benchmarks.user_dialogues"
+        )
     dialogues = _read_rows(DATA / "user_dialogues.jsonl")
     sources = json.loads((DATA / "user_dialogues_sources.json").read_text())
     found = {one["id"]: find_kinds(one) for one in dialogues}

@@ -78,6 +78,10 @@ def test_words_of_the_scenario_itself_break_nothing() -> None:
     assert find_failure(scenario, (), (), "Did you lose my instructions?") is None
 
 
+@pytest.mark.skipif(
+    not (DATA / "user_dialogues.jsonl").exists(),
+    reason="no dialogues: python -m benchmarks.user_dialogues tests/data/user_dialogues.jsonl",
+)
 def test_the_rules_are_measured_on_two_hundred_dialogues_half_of_them_by_a_model() -> None:
     lines = (DATA / "user_dialogues.jsonl").read_text().splitlines()
     dialogues = {row["id"]: row for row in map(json.loads, lines)}
