@@ -105,7 +105,7 @@ def compare(native: list[Trajectory], tokens: list[Trajectory]) -> str:
 def _cut(transcript: Transcript) -> list[int]:
     """Up to the last sampled token: the native path gets an observation with the next turn only."""
     mask = list(transcript.loss_mask)
-    return transcript.token_ids[: len(mask) - mask[::-1].index(True)]
+    return list(transcript.token_ids)[: len(mask) - mask[::-1].index(True)]
 
 
 def train(args: argparse.Namespace, *overrides: str) -> list[dict[str, float]]:

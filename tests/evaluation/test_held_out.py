@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from tests.trajectories.making import group
@@ -16,7 +16,10 @@ TRAINED = frozenset(["telecom"])
 
 
 def report(
-    name: str, step: int, trained: frozenset[str] | None = TRAINED, **rewards: Sequence[float]
+    name: str,
+    step: int,
+    rewards: Mapping[str, Sequence[float]],
+    trained: frozenset[str] | None = TRAINED,
 ) -> EvalReport:
     """Single attempts at each environment's tasks."""
     groups = [
@@ -32,7 +35,7 @@ def sides(
 ) -> list[tuple[EvalReport, EvalReport]]:
     """One set per environment."""
     return [
-        (report(env, 0, **{env: before}), report(env, 9, **{env: after}))
+        (report(env, 0, {env: before}), report(env, 9, {env: after}))
         for env, (before, after) in before_and_after.items()
     ]
 
@@ -61,7 +64,7 @@ def test_trained_domains_are_not_in_the_held_out_verdict() -> None:
 
 def test_a_set_that_is_all_of_the_held_out_tasks_needs_no_second_row() -> None:
     assert compare_held_out(sides(telecom=([0.0], [1.0]), retail=([0.0], [1.0]))) is None
-    unknown = report("retail", 0, trained=None, retail=[0.0])
+    unknown = report("retail", 0, {"retail": [0.0]}, trained=None)
     assert compare_held_out([(unknown, unknown), *sides(airline=([0.0], [1.0]))]) is None
 
 
@@ -112,5 +115,5 @@ def test_k_is_the_number_of_attempts_that_a_task_has_on_both_sides() -> None:
 
 
 def test_a_report_keeps_the_environments_that_were_trained_on() -> None:
-    saved = report("retail", 3, retail=[1.0])
+    saved = report("retail", 3, {"retail": [1.0]})
     assert EvalReport.from_json(saved.to_json()).trained_envs == ("telecom",)

@@ -82,7 +82,7 @@ class ServedTurns:
             self._renderer.text(tokens[first : first + _SHOWN_CHARACTERS])[:_SHOWN_CHARACTERS]
             for tokens in (here, there)
         ]
-        why = _explain(*texts, shown, is_cut=len(here) == len(there))
+        why = _explain(texts[0], texts[1], shown, is_cut=len(here) == len(there))
         return (
             f"{why}: at token {first} of {len(here)} here and {len(there)} "
             f"there, {shown[0]!r} here and {shown[1]!r} there"

@@ -232,7 +232,7 @@ async def _stream(response: Mapping[str, Any]) -> AsyncIterator[str]:
     yield event("response.in_progress", response=started)
     for index, item in enumerate(response["output"]):
         at = {"output_index": index, "item_id": item["id"]}
-        empty = {"content": []} if item["type"] == "message" else {}
+        empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {}
         empty |= {"arguments": ""} if item["type"] == "function_call" else {}
         yield event(
             "response.output_item.added",

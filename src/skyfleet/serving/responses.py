@@ -225,7 +225,8 @@ async def merge_streams(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tu
     try:
         while not (reading.done() and queue.empty()):
             waiting = asyncio.ensure_future(queue.get())
-            await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
+            pending: set[asyncio.Future[Any]] = {waiting, reading}
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 yield waiting.result()
             else:
