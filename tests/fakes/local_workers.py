@@ -39,8 +39,7 @@ class LocalWorker:
         self.n_sent += len(messages)
         self.player.send(pickle.loads(pickle.dumps(messages)))
         for message in messages:
-            is_start = isinstance(message, StartEpisode)
-            if is_start and pickle.loads(message.task).key == self._deadly:
+            if isinstance(message, StartEpisode) and self._deadly == pickle.loads(message.task).key:
                 self.kill()
 
     async def receive(self) -> list[FromWorker]:

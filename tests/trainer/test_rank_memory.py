@@ -15,7 +15,7 @@ from skyfleet.simulation.gpu_plan import plan_memory, read_shape
 from skyfleet.simulation.placement import read_placement
 from skyfleet.trainer.memory_parts import MemoryPlan
 from skyfleet.trainer.rank_memory import (
-    RankLayout,
+    GpuLayout,
     count_shard_bytes,
     plan_engine_gpu,
     plan_learner_rank,
@@ -67,8 +67,8 @@ def test_a_preset_fits_an_h200_in_every_phase(name: str) -> None:
 @pytest.mark.parametrize("rank", [0, 32])
 def test_shards_of_all_ranks_are_the_whole_model(rank: int) -> None:
     shape = shape_of(rank=rank)
-    alone = count_shard_bytes(shape, RankLayout())
-    for layout in (RankLayout(shards=8), RankLayout(shards=4, tensor=2)):
+    alone = count_shard_bytes(shape, GpuLayout())
+    for layout in (GpuLayout(shards=8), GpuLayout(shards=4, tensor=2)):
         assert 8 * count_shard_bytes(shape, layout) == pytest.approx(alone, abs=8)
     adapted = 2 * (shape.n_parameters + shape.n_adapted) + 4 * shape.n_adapter_parameters
     assert alone == (adapted if rank else 4 * shape.n_parameters)
@@ -78,7 +78,7 @@ def test_an_update_of_one_rank_by_hand() -> None:
     """Eight shards of 8.19e9 weights: float32 weights, gradients and two moments. Two layers of
     193e6 weights and the embedding and head of 1.24e9, in bfloat16 with float32 gradients."""
     config, shape = load_config_file("qwen3_8b_8xh200"), shape_of()
-    update = parts_of(plan_learner_rank(config, shape, RankLayout(shards=8)), "update")
+    update = parts_of(plan_learner_rank(config, shape, GpuLayout(shards=8)), "update")
     eighth = shape.n_parameters // 8
     assert update["float32 shards"] == update["gradients"] == pytest.approx(4 * eighth, abs=8)
     assert update["moments"] == pytest.approx(8 * eighth, abs=8)
@@ -90,8 +90,9 @@ def test_an_update_of_one_rank_by_hand() -> None:
 def test_context_ranks_divide_the_activations_and_tensor_ranks_the_inside_of_a_layer() -> None:
     config, shape = load_config_file("qwen3_8b_8xh200"), shape_of()
 
-    def activations(**sizes: int) -> int:
-        plan = plan_learner_rank(config, shape, RankLayout(shards=2, **sizes))
+    def activations(*, context: int = 1, tensor: int = 1) -> int:
+        layout = GpuLayout(shards=2, context=context, tensor=tensor)
+        plan = plan_learner_rank(config, shape, layout)
         return parts_of(plan, "update")["activations"]
 
     assert activations(context=4) == pytest.approx(activations() / 4, rel=0.001)
@@ -100,7 +101,7 @@ def test_context_ranks_divide_the_activations_and_tensor_ranks_the_inside_of_a_l
 
 def test_an_offloaded_optimizer_is_on_the_gpu_during_its_step_only() -> None:
     key = "trainer.policy.optimizer_config.offload_after_step"
-    shape, layout = shape_of(), RankLayout(shards=8)
+    shape, layout = shape_of(), GpuLayout(shards=8)
     held, offloaded = (
         plan_learner_rank(load_config_file("qwen3_8b_8xh200", [f"{key}={value}"]), shape, layout)
         for value in ("false", "true")
@@ -112,7 +113,7 @@ def test_an_offloaded_optimizer_is_on_the_gpu_during_its_step_only() -> None:
 
 def test_an_engine_takes_its_share_of_the_card_and_holds_one_sequence_at_least() -> None:
     config, shape = load_config_file("qwen3_8b_8xh200"), shape_of()
-    layout = RankLayout(engine_tensor=2, card_bytes=100 * GIB, is_colocated=False)
+    layout = GpuLayout(engine_tensor=2, card_bytes=100 * GIB, is_colocated=False)
     parts = parts_of(plan_engine_gpu(config, shape, layout), "rollouts")
     share = sum(parts.values()) - parts["CUDA and NCCL"]
     assert share == int(config.generator.gpu_memory_utilization * 100 * GIB)
@@ -127,8 +128,8 @@ def test_an_engine_takes_its_share_of_the_card_and_holds_one_sequence_at_least()
 
 def test_a_colocated_engine_samples_before_the_update_and_has_its_weights_during_the_sync() -> None:
     config, shape = load_config_file("qwen3_8b_8xh200"), shape_of()
-    together = plan_learner_rank(config, shape, RankLayout(shards=8))
-    apart = plan_learner_rank(config, shape, RankLayout(shards=8, is_colocated=False))
+    together = plan_learner_rank(config, shape, GpuLayout(shards=8))
+    apart = plan_learner_rank(config, shape, GpuLayout(shards=8, is_colocated=False))
     assert together.phase_names == ("rollouts", "update", "weight sync")
     assert apart.phase_names == ("update", "weight sync")
     assert "KV cache" not in parts_of(together, "weight sync")

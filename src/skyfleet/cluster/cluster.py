@@ -22,8 +22,8 @@ from skyfleet.errors import ConfigError
 from skyfleet.learner.learner import Learner
 from skyfleet.learner.policy_model import PolicyModel
 from skyfleet.learner.rank_layout import build_layout
+from skyfleet.learner.rank_process import is_started_by_torchrun
 from skyfleet.learner.sharded import RankGroup
-from skyfleet.learner.torchrun import is_started_by_torchrun
 from skyfleet.rollouts.episode import EpisodeRunner, run_episode
 
 

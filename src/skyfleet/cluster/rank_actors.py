@@ -38,7 +38,7 @@ class RankActor:
         """Host and a free port of this node, where the ranks can meet."""
         import ray
 
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        host: str = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{host}:{probe.getsockname()[1]}"

@@ -124,7 +124,7 @@ class ProcessRanks(Ranks):
             return local
         # Not `from_local`, which copies a shard on the CPU to the mesh of the GPUs.
         spec: Any = parameter
-        return DTensor(local, spec._spec, requires_grad=False)
+        return DTensor(local, spec._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def keep_part(self, parameter: nn.Parameter, local: Tensor, whole: Tensor) -> None:
         split = self._splits.get(id(parameter), Split.WHOLE)

@@ -17,7 +17,7 @@ from skyfleet.simulation.rollouts import HostCosts
 from skyfleet.simulation.run import SimulatedRun, SimulatedSystem, simulate
 from skyfleet.simulation.workload import EpisodePlan, Workload, draw_episode
 from skyfleet.trainer.memory_parts import MemoryPlan
-from skyfleet.trainer.rank_memory import RankLayout, plan_engine_gpu, plan_learner_rank
+from skyfleet.trainer.rank_memory import GpuLayout, plan_engine_gpu, plan_learner_rank
 from skyfleet.trainer.update_memory import tokens_per_forward_pass
 
 N_STEPS, N_SEEDS = 4, 3
@@ -186,7 +186,7 @@ def count_engine_itemsize(config: RunConfig) -> int:
 def plan_memory(
     config: RunConfig, shape: ModelShape, placement: Placement, profile: CardProfile
 ) -> dict[str, MemoryPlan]:
-    layout = RankLayout(
+    layout = GpuLayout(
         shards=placement.shard_ranks,
         tensor=placement.tensor,
         context=placement.context,

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
@@ -189,9 +190,7 @@ class _Measurement:
         for part in parts:
             lengths = [len(sample.token_ids) for sample in part]
             rows.append((1.0, float(sum(lengths)), float(sum(n * n for n in lengths))))
-            seconds.append(
-                await _time(lambda part=part: self.run.learner.step(part), repeats=_REPEATS)
-            )
+            seconds.append(await _time(partial(self.run.learner.step, part), repeats=_REPEATS))
         # Divided by their times, so that small updates count as much as large ones.
         scaled = [[x / y for x in row] for row, y in zip(rows, seconds, strict=True)]
         fixed, per_token, per_square = nnls(scaled, [1.0] * len(rows))[0].tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
@@ -72,9 +71,9 @@ def read_placement(config: RunConfig, n_gpus: int, gpus_per_node: int) -> Placem
         engine_gpus=engines,
         is_colocated=placement.colocate_all,
         engine_tensor=per_engine,
-        tensor=_read_size(config, "tensor_parallel_size"),
-        context=_read_size(config, "sequence_parallel_size"),
-        shards=_read_shards(config),
+        tensor=config.trainer.policy.tensor_parallel_size,
+        context=config.trainer.policy.sequence_parallel_size,
+        shards=config.trainer.policy.fsdp_config.fsdp_size,
     )
     if found.is_colocated and engines != learner:
         raise ConfigError(
@@ -100,9 +99,9 @@ def list_placements(config: RunConfig, n_gpus: int, gpus_per_node: int) -> list[
         engine_gpus=n_gpus,
         is_colocated=True,
         engine_tensor=_engine_size(config),
-        tensor=_read_size(config, "tensor_parallel_size"),
-        context=_read_size(config, "sequence_parallel_size"),
-        shards=_read_shards(config),
+        tensor=config.trainer.policy.tensor_parallel_size,
+        context=config.trainer.policy.sequence_parallel_size,
+        shards=config.trainer.policy.fsdp_config.fsdp_size,
     )
     candidates = [] if config.trainer.fully_async.enabled else [base]
     candidates += [
@@ -162,14 +161,3 @@ def _engine_size(config: RunConfig) -> int:
         generator.inference_engine_tensor_parallel_size
         * generator.inference_engine_pipeline_parallel_size
     )
-
-
-def _read_size(config: RunConfig, name: str) -> int:
-    """A parallel size of the sharded learner; 1 while the configuration has no such key."""
-    policy: Any = config.trainer.policy
-    return int(getattr(policy, name, 1))
-
-
-def _read_shards(config: RunConfig) -> int:
-    policy: Any = config.trainer.policy
-    return int(getattr(getattr(policy, "fsdp_config", None), "fsdp_size", -1))

@@ -39,7 +39,7 @@ _MORE_GPUS = "more learner GPUs in trainer.placement"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankLayout:
+class GpuLayout:
     """How the learner's weights and tokens are divided, and what engines have of the GPUs."""
 
     shards: int = 1
@@ -60,7 +60,7 @@ class RankLayout:
 def plan_learner_rank(
     config: RunConfig,
     policy: ModelShape,
-    layout: RankLayout,
+    layout: GpuLayout,
     *,
     reference: ModelShape | None = None,
 ) -> MemoryPlan:
@@ -90,7 +90,7 @@ def plan_learner_rank(
     return MemoryPlan(held=tuple(held), phases=tuple(phases), phase_names=tuple(names))
 
 
-def plan_engine_gpu(config: RunConfig, policy: ModelShape, layout: RankLayout) -> MemoryPlan:
+def plan_engine_gpu(config: RunConfig, policy: ModelShape, layout: GpuLayout) -> MemoryPlan:
     """A GPU that only samples."""
     return MemoryPlan(
         held=(_context_part(),),
@@ -99,7 +99,7 @@ def plan_engine_gpu(config: RunConfig, policy: ModelShape, layout: RankLayout) -
     )
 
 
-def count_shard_bytes(policy: ModelShape, layout: RankLayout) -> int:
+def count_shard_bytes(policy: ModelShape, layout: GpuLayout) -> int:
     """Of the tensors that a rank holds of the model between passes, without moments.
 
     Frozen weights stay in bfloat16, and those that adapters are merged into are kept twice.
@@ -115,7 +115,7 @@ def _context_part() -> Part:
     return Part(name="CUDA and NCCL", n_bytes=CUDA_BYTES, is_estimate=True)
 
 
-def _shard_weights(config: RunConfig, policy: ModelShape, layout: RankLayout) -> list[Part]:
+def _shard_weights(config: RunConfig, policy: ModelShape, layout: GpuLayout) -> list[Part]:
     name = "adapters and frozen shards" if policy.n_adapter_parameters else "float32 shards"
     return [
         Part(
@@ -130,17 +130,17 @@ def _n_trained(policy: ModelShape) -> int:
     return policy.n_adapter_parameters or policy.n_parameters
 
 
-def _shard_optimizer(policy: ModelShape, layout: RankLayout) -> Part:
+def _shard_optimizer(policy: ModelShape, layout: GpuLayout) -> Part:
     n_bytes = 8 * _n_trained(policy) // (layout.shards * layout.tensor)
     return Part(name="moments", n_bytes=n_bytes, remedy=f"{_MORE_GPUS} or {USE_LORA}")
 
 
-def _shard_gradients(policy: ModelShape, layout: RankLayout) -> Part:
+def _shard_gradients(policy: ModelShape, layout: GpuLayout) -> Part:
     n_bytes = 4 * _n_trained(policy) // (layout.shards * layout.tensor)
     return Part(name="gradients", n_bytes=n_bytes, remedy=f"{_MORE_GPUS} or {USE_LORA}")
 
 
-def _gathered(policy: ModelShape, layout: RankLayout) -> tuple[Part, ...]:
+def _gathered(policy: ModelShape, layout: GpuLayout) -> tuple[Part, ...]:
     """Whole weights of the layers in flight and of the root, with their float32 gradients.
 
     With one shard nothing is gathered, but weights are cast to bfloat16 all the same.
@@ -154,7 +154,7 @@ def _gathered(policy: ModelShape, layout: RankLayout) -> tuple[Part, ...]:
     )
 
 
-def _pass(config: RunConfig, policy: ModelShape, layout: RankLayout) -> tuple[Part, ...]:
+def _pass(config: RunConfig, policy: ModelShape, layout: GpuLayout) -> tuple[Part, ...]:
     """A sequence is divided by the context ranks, the inside of a layer also by the tensor ranks."""
     tokens = -(-tokens_per_forward_pass(config) // layout.context)
     recomputes = config.trainer.gradient_checkpointing
@@ -178,7 +178,7 @@ def _pass(config: RunConfig, policy: ModelShape, layout: RankLayout) -> tuple[Pa
     )
 
 
-def _transfer(config: RunConfig, policy: ModelShape, layout: RankLayout) -> tuple[Part, ...]:
+def _transfer(config: RunConfig, policy: ModelShape, layout: GpuLayout) -> tuple[Part, ...]:
     """`weight_transfer` sends buckets, two in flight; a colocated engine has its weights back by then."""
     bucket = int(config.generator.weight_transfer_threshold_cuda_ipc_GB * 10**9)
     buckets = Part(
@@ -189,7 +189,7 @@ def _transfer(config: RunConfig, policy: ModelShape, layout: RankLayout) -> tupl
     return (buckets, *_engine(config, policy, layout)[:2]) if layout.is_colocated else (buckets,)
 
 
-def _engine(config: RunConfig, policy: ModelShape, layout: RankLayout) -> tuple[Part, ...]:
+def _engine(config: RunConfig, policy: ModelShape, layout: GpuLayout) -> tuple[Part, ...]:
     """vLLM plans its own memory: the share of the GPU that it may have, all of it for its cache."""
     weights = policy.n_parameters * layout.engine_itemsize // layout.engine_tensor
     heads = min(layout.engine_tensor, policy.n_kv_heads)
