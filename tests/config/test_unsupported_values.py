@@ -11,6 +11,15 @@ from skyfleet.config.validation import find_unsupported_values
 
 # Keys of which every value runs.
 RUNS = """
+environment.user.user_strategy
+environment.user.user_model
+environment.user.user_provider
+environment.user.base_url
+environment.user.api_key
+environment.user.temperature
+environment.user.max_generate_length
+environment.user.max_input_length
+environment.user.timeout_seconds
 environment.env_class environment.env_classes environment.worlds environment.partial_reward
 environment.openenv.base_url environment.openenv.headers environment.openenv.message_timeout_seconds
 environment.openenv.capacity_wait_seconds
