@@ -313,7 +313,7 @@ async def main():
         client = AsyncOpenAI(base_url=sys.argv[1], api_key="none")
         agent = Agent(name="a", instructions="be brief", tools=[look],
             model=model(model="tiny", openai_client=client),
-            model_settings=ModelSettings(tool_choice="required", max_tokens=40))
+            model_settings=ModelSettings(tool_choice="required", max_tokens=100))
         await Runner.run(agent, "hi", max_turns=3)
     print(len(seen))
 asyncio.run(main())
