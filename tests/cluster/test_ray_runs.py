@@ -202,7 +202,7 @@ def test_two_nodes_of_which_one_goes_away_and_comes_back_train_as_one_process(
     from ray.cluster_utils import Cluster
 
     one = train_once(tmp_path / "one", *RAY[2:])
-    node = {"num_cpus": 4, "object_store_memory": 100 << 20}
+    node: dict[str, Any] = {"num_cpus": 4, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=dict(node))
     try:
         lost = [cluster.add_node(**node)]

@@ -139,7 +139,6 @@ def test_fleets_task_file_loads_and_can_be_trained() -> None:
     ignored = [sentence.partition("=")[0] for sentence in find_warnings(config)]
     assert ignored == [
         "trainer.placement.ref_num_gpus_per_node",
-        "trainer.eval_batch_size",
         "trainer.micro_forward_batch_size_per_gpu",
         "environment.skyrl_gym.fleet_task.tasks_file",
     ]

@@ -127,7 +127,7 @@ def _check_address(address: str) -> None:
 def _list_nodes() -> list[Node]:
     import ray
 
-    nodes: Any = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: Any = ray.nodes()
     return [
         Node(id=node["NodeID"], address=node["NodeManagerAddress"], resources=node["Resources"])
         for node in nodes
@@ -218,7 +218,7 @@ def find_own_address() -> str:
     """Of this node, for processes on others."""
     import ray
 
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address: str = ray.util.get_node_ip_address()
     return address
 
 
