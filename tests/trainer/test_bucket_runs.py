@@ -17,6 +17,8 @@ from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from tests.fakes.s3_proxy import break_requests
 from tests.fakes.small_runs import rows, small_config
 
+from skyfleet.analysis.missing_episodes import find_missing_episodes
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.checkpoints.checkpoint import JsonPart
 from skyfleet.checkpoints.resume import list_complete_checkpoints
@@ -39,6 +41,7 @@ from skyfleet.trainer.resuming import prepare_folders
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads
+from skyfleet.trajectories.archive import train_path, write_groups
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,11 @@ async def test_a_run_goes_on_in_another_folder_from_what_is_in_its_bucket(
     assert rows(tmp_path / "b")[:3] == rows(tmp_path / "a")
     assert outcome.comparisons, "step 0 was evaluated on the other machine"
 
+    # The page of the second folder is that of the whole run.
+    assert find_missing_episodes(open_run(tmp_path / "b")) is None
+    assert {entry.step for entry in open_run(tmp_path / "b").entries()} == {0, 1, 2, 3}
+    assert (tmp_path / "b" / "exports" / "dumped_evals" / "global_step_0_evals").is_dir()
+
     straight = make_config(tmp_path / "c", str(tmp_path / "bucket"), "trainer.max_training_steps=3")
     await run_training(straight)
     assert rows(tmp_path / "c") == rows(tmp_path / "b")
@@ -107,6 +115,39 @@ def _check_trajectories(bucket: str) -> None:
     assert {"config.yaml", "metrics.jsonl", "results.md"} <= names
     assert {f"trajectories/train/step_{step:06d}.jsonl.gz" for step in (1, 2, 3)} <= names
     assert not any("checkpoints" in name for name in names)
+
+
+async def test_a_report_without_some_episodes_replaces_no_published_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket, run = tmp_path / "bucket", tmp_path / "run"
+    config = make_config(run, str(bucket))
+    run.mkdir()
+    (run / "config.yaml").write_text(dump_yaml(config))
+    (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n')
+    write_groups(train_path(run / "trajectories", 2), [])
+    published = f"{bucket}/evals/first/report.html"
+    for text in ("partial", "partial too"):  # nothing is there yet, then a report is
+        (run / "report.html").write_text(text)
+        await RunUploads.from_config(config).close()
+        assert read_object(published) == b"partial"
+    assert "report.html stays as it is: episodes are not in" in caplog.text
+    assert "training steps 1; what is computed" in caplog.text
+    write_groups(train_path(run / "trajectories", 1), [])
+    await RunUploads.from_config(config).close()
+    assert read_object(published) == b"partial too", "it is complete now"
+
+
+async def test_episodes_that_cannot_be_downloaded_are_named_in_report_and_results(
+    tmp_path: Path,
+) -> None:
+    settings = (f"trainer.ckpt_bucket={tmp_path}/bucket", "trainer.run_name=first")
+    settings = (*settings, "trainer.ckpt_interval=1", "trainer.max_training_steps=1")
+    await run_training(small_config(tmp_path / "a", *settings))
+    await run_training(small_config(tmp_path / "b", *settings[:-1], "trainer.max_training_steps=2"))
+    lacking = "training steps 1; elsewhere steps 0; unseen steps 0"
+    for name in ("results.md", "report.html"):
+        assert lacking in (tmp_path / "b" / name).read_text(), name
 
 
 @pytest.mark.parametrize("secrets", ["unset", "empty"])

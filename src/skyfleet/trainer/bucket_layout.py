@@ -8,7 +8,8 @@ from pathlib import Path, PurePath
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.storage.objects import has_credentials, is_address, join, list_folders
+from skyfleet.storage.objects import has_credentials, join, list_folders
+from skyfleet.storage.store import read_bucket
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +22,6 @@ def list_records(folder: Path) -> list[str]:
     reports = sorted(folder.glob("reports/step_*/[!.]*"))
     found = [folder / name for name in _RECORDS if (folder / name).is_file()]
     return [path.relative_to(folder).as_posix() for path in (*found, *reports)]
-
-
-def read_bucket(value: str) -> str:
-    """The address of `trainer.ckpt_bucket` or `trainer.trajectory_bucket`; a bare name is in S3."""
-    if is_address(value):
-        return value.rstrip("/")
-    if value.startswith(("/", ".", "~")):
-        return str(Path(value).expanduser().absolute())
-    return f"s3://{value}"
 
 
 def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:

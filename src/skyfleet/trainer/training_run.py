@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from skyfleet.analysis.html.page import write_report
+from skyfleet.analysis.missing_episodes import find_missing_episodes
 from skyfleet.analysis.plan_comparison import compare_plan
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.run_plan import PLAN
@@ -41,6 +43,7 @@ from skyfleet.trainer.resuming import (
     hold_run_folders,
     prepare_folders,
 )
+from skyfleet.trainer.trajectory_downloads import download_episodes
 from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trainer.usage import record_usage
 
@@ -135,6 +138,7 @@ async def open_training_run(
                     last_step = run.state.step if checkpoint else -1
                     discard_replayed_steps(folder, last_step)
                     run.checker.resume(last_step)
+                    await asyncio.to_thread(download_episodes, anchored, last_step, on_progress)
                 run.uploads.start()
                 with tuned_gc():
                     yield run
@@ -168,6 +172,8 @@ def conclude(run: Run) -> TrainingOutcome:
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
+        if sentence := _describe_missing(run.folder):
+            table += f"Incomplete: {sentence}.\n"
         write_atomically(run.folder / RESULTS, table)
     else:  # those of an earlier end of this run would be taken for its results
         (run.folder / RESULTS).unlink(missing_ok=True)
@@ -188,6 +194,15 @@ def conclude(run: Run) -> TrainingOutcome:
     attach_results(run.log, run.folder)
     run.alerts.report_end(outcome.step, outcome.best_step, outcome.table or "")
     return outcome
+
+
+def _describe_missing(folder: Path) -> str | None:
+    try:
+        missing = find_missing_episodes(open_run(folder))
+    except SkyfleetError as error:  # the report says the same
+        logger.info("missing episodes are not listed: %s", error)
+        return None
+    return missing and missing.describe()
 
 
 def _compare_set(run: Run, name: str) -> Comparison | None:

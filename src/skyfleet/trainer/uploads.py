@@ -15,8 +15,9 @@ from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError
 from skyfleet.storage.bucket_lock import BucketLock
+from skyfleet.storage.store import read_bucket
 from skyfleet.storage.upload_queue import UploadQueue, UploadRejectedError
-from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints, read_bucket
+from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints
 from skyfleet.trainer.trajectory_uploads import TrajectoryUploads
 
 logger = logging.getLogger(__name__)
