@@ -28,13 +28,13 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.storage import upload_queue
-from skyfleet.storage.bucket_lock import BucketLock, lock_address
+from skyfleet.storage.bucket_lock import BucketLock, lock_addresses
 from skyfleet.storage.lock_owner import Owner
 from skyfleet.storage.objects import list_objects, read_object, write_object
 from skyfleet.trainer.bucket_layout import (
     check_buckets,
     drop_buckets_without_credentials,
-    locate_lock,
+    locate_locks,
 )
 from skyfleet.trainer.restoring import find_newer_in_bucket
 from skyfleet.trainer.resuming import prepare_folders
@@ -188,16 +188,23 @@ def test_a_bucket_that_does_not_exist_ends_the_run_before_it_starts(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("key", ["ckpt_bucket", "trajectory_bucket"])
-async def test_a_run_name_that_another_process_uploads_is_refused(tmp_path: Path, key: str) -> None:
-    bucket = str(tmp_path / "bucket")
-    config = small_config(tmp_path / "run", f"trainer.{key}={bucket}")
-    address = locate_lock(config)
-    assert address is not None
-    async with lock_address(address):
-        with pytest.raises(ConfigError, match=r"is in use by another run .* trainer\.run_name"):
-            await run_training(config)
+@pytest.mark.parametrize("shared", ["ckpt_bucket", "trajectory_bucket"])
+async def test_a_run_name_that_another_process_uploads_is_refused(
+    tmp_path: Path, shared: str
+) -> None:
+    """Also by a run of another model, which shares the episodes only."""
+    config = small_config(tmp_path / "run", f"trainer.{shared}={tmp_path}/bucket")
+    own = small_config(
+        tmp_path / "run",
+        f"trainer.{shared}={tmp_path}/bucket",
+        f"trainer.ckpt_bucket={tmp_path}/own",
+    )
+    async with lock_addresses(locate_locks(config)):
+        who = rf"is in use by another run \(process {os.getpid()} on .* trainer\.run_name"
+        with pytest.raises(ConfigError, match=who):
+            await run_training(config if shared == "ckpt_bucket" else own)
     assert not (tmp_path / "run").exists()
+    assert not list_objects(str(tmp_path / "own")), "the lock of its own bucket is released"
 
 
 async def test_a_run_whose_bucket_was_taken_over_uploads_nothing_more(

@@ -37,14 +37,17 @@ def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:
     )
 
 
-def locate_lock(config: RunConfig) -> str | None:
-    """The address under which one process at a time uploads; None without a bucket."""
-    trainer = config.trainer
-    if (checkpoints := locate_checkpoints(config)) is not None:
-        return checkpoints.address
-    if trainer.trajectory_bucket is None:
-        return None
-    return join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name)
+def locate_locks(config: RunConfig) -> list[str]:
+    """The addresses under which one process at a time uploads.
+
+    Runs of one name and two models have checkpoints of their own and the same episodes, so each bucket
+    has a lock.
+    """
+    trainer, checkpoints = config.trainer, locate_checkpoints(config)
+    addresses = [] if checkpoints is None else [checkpoints.address]
+    if trainer.trajectory_bucket is not None:
+        addresses.append(join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name))
+    return addresses
 
 
 def check_buckets(config: RunConfig) -> None:

@@ -24,7 +24,7 @@ from skyfleet.evaluation.compare import Comparison, compare
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import load_report
 from skyfleet.evaluation.table import comparison_table
-from skyfleet.storage.bucket_lock import lock_address
+from skyfleet.storage.bucket_lock import lock_addresses
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.attachments import RESULTS, attach_inputs, attach_results
@@ -32,7 +32,7 @@ from skyfleet.trainer.bucket_layout import (
     REPORT,
     check_buckets,
     drop_buckets_without_credentials,
-    locate_lock,
+    locate_locks,
 )
 from skyfleet.trainer.output_paths import anchor_paths, list_given_paths
 from skyfleet.trainer.resuming import (
@@ -103,7 +103,7 @@ async def open_training_run(
     check_buckets(config)
     async with (
         hold_run_folders(config, on_progress) as locks,
-        lock_address(locate_lock(config), on_progress) as bucket_locks,
+        lock_addresses(locate_locks(config), on_progress) as bucket_locks,
     ):
         checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
