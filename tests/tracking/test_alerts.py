@@ -109,7 +109,7 @@ def test_an_outage_is_retried_until_the_run_ends_and_the_first_alert_stays_the_f
     with serve_alerts(*[down] * n_failures) as server, caplog.at_level("WARNING"):
         send(tmp_path, make(server), START, END)
     assert [post["_status"] for post in server.posts] == [503] * n_failures + [200, 200]
-    taken = [str(post.get("text", post.get("title"))) for post in server.posts[n_failures:]]
+    taken = [f"{post['text']} {post.get('title')}" for post in server.posts[n_failures:]]
     assert ["started" in text for text in taken] == [True, False]
     (record,) = caplog.records
     assert "they are tried again until the run ends" in record.getMessage()

@@ -92,15 +92,15 @@ class BucketCheckpoints:
             return
         folder, marker = self.step_address(step), join(self.step_address(step), MANIFEST)
         unchanged = {} if present is None else present.files
-        # The files of the old manifest are replaced one by one, so the step is no longer complete.
-        delete_object(marker)
+        if self._has_marker(step):
+            # The files of the old manifest are replaced one by one, so the step is not complete.
+            # Not otherwise: the account may not be allowed to delete.
+            delete_object(marker)
         for name, record in manifest.files.items():
             check()
             if unchanged.get(name) != record:
                 self._upload_file(checkpoint.folder / name, join(folder, name), record, check)
-        for left in list_objects(folder):
-            if left.name not in manifest.files:
-                delete_object(join(folder, left.name))
+        self._delete_left(folder, manifest)
         before_manifest()
         check()
         text = (checkpoint.folder / MANIFEST).read_bytes()
@@ -108,6 +108,24 @@ class BucketCheckpoints:
         if read_object(marker) != text:
             delete_object(marker)
             raise CheckpointError(f"{marker} is not what was written; check the server")
+
+    def _has_marker(self, step: int) -> bool:
+        """Also one that cannot be read as a manifest."""
+        try:
+            stat_object(join(self.step_address(step), MANIFEST))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _delete_left(self, folder: str, manifest: Manifest) -> None:
+        """Remove files of an earlier upload of the step; no reader needs that."""
+        for left in list_objects(folder):
+            if left.name not in manifest.files:
+                try:
+                    delete_object(join(folder, left.name))
+                except PermissionError as error:
+                    logger.warning("%s stays: %s", join(folder, left.name), error)
+                    return
 
     def download(self, step: int, root: Path, *, check: Check = lambda: None) -> Checkpoint:
         """Copy a complete step below `root`, where it appears when every hash was verified."""

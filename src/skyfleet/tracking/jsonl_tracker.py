@@ -18,11 +18,14 @@ from skyfleet.storage.step_rows import find_missing, read_step, truncate_rows
 logger = logging.getLogger(__name__)
 
 
+_OF_MACHINE = ("timing/", "checkpoint/")
+
+
 class JsonlTracker:
     """`metrics.jsonl` and `timing.jsonl`, one JSON object per step.
 
     `metrics.jsonl` is byte-identical for two runs with the same seed; values that depend on the
-    machine (`timing/*`) go to `timing.jsonl`.
+    machine (`timing/*`, `checkpoint/*`) go to `timing.jsonl`.
     """
 
     def __init__(self, folder: Path, *, resume_step: int | None, has_rows: bool = False) -> None:
@@ -36,7 +39,7 @@ class JsonlTracker:
         self._warned = False
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        timing = {key: value for key, value in metrics.items() if key.startswith("timing/")}
+        timing = {key: value for key, value in metrics.items() if key.startswith(_OF_MACHINE)}
         self._write(self._metrics, {k: v for k, v in metrics.items() if k not in timing}, step)
         self._write(self._timing, timing, step)
 

@@ -124,7 +124,9 @@ async def open_training_run(
             )
             run = replace(
                 run,
-                uploads=RunUploads.from_config(anchored, bucket_locks),
+                uploads=RunUploads.from_config(
+                    anchored, bucket_locks, on_failing=run.alerts.report_failing_upload
+                ),
                 opened_at=start,
                 first_step=run.state.step,
             )

@@ -34,6 +34,7 @@ class AlertKind(StrEnum):
     START = "start"
     EVALUATION = "evaluation"
     SENTINEL = "sentinel"
+    UPLOAD = "upload"
     FAILED = "failed"
     END = "end"
 
