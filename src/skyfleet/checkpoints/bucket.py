@@ -127,13 +127,23 @@ class BucketCheckpoints:
                     logger.warning("%s stays: %s", join(folder, left.name), error)
                     return
 
-    def download(self, step: int, root: Path, *, check: Check = lambda: None) -> Checkpoint:
-        """Copy a complete step below `root`, where it appears when every hash was verified."""
+    def download(
+        self,
+        step: int,
+        root: Path,
+        *,
+        choose: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        check: Check = lambda: None,
+    ) -> Checkpoint:
+        """Copy a complete step, or what `choose` leaves of it, below `root`.
+
+        It appears there when every hash was verified.
+        """
         manifest = self.read_manifest(step)
         address = self.step_address(step)
         if manifest is None:
             raise CheckpointError(f"{address} is not a complete checkpoint: it has no {MANIFEST}")
-        folder = checkpoint_folder(root, step)
+        folder, manifest = checkpoint_folder(root, step), choose(manifest)
         with atomic_folder(folder) as draft:
             for name, record in manifest.files.items():
                 _download(join(address, name), _inside(draft, name), record, check)
