@@ -104,6 +104,7 @@ async def test_an_outage_of_every_receiver_leaves_the_run_as_it_is(
 
     monkeypatch.setattr(RolloutTracer, "export", count)
     monkeypatch.setattr(alert_module, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(alert_module, "DRAIN_SECONDS", 0.2)
     with serve_alerts() as server:
         pass
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)

@@ -30,6 +30,10 @@ MAX_RETRY_AFTER_SECONDS = 600.0
 """Longer pauses are cut to this one."""
 
 
+DRAIN_SECONDS = 15.0
+"""For the alerts that wait at the end of a run."""
+
+
 class AlertKind(StrEnum):
     START = "start"
     EVALUATION = "evaluation"
@@ -82,7 +86,7 @@ class AlertSender:
         folder: Path,
         *,
         sent: Mapping[str, Any] | None = None,
-        drain_seconds: float = 15.0,
+        drain_seconds: float | None = None,
     ) -> None:
         """`sent` is what `list_sent` returned; a file in the folder is newer."""
         self._channels = [
@@ -90,7 +94,7 @@ class AlertSender:
                 receiver,
                 folder / f"{receiver.name}_{ALERTS_FILE}",
                 (sent or {}).get(receiver.name),
-                drain_seconds,
+                DRAIN_SECONDS if drain_seconds is None else drain_seconds,
             )
             for receiver in receivers
         ]
