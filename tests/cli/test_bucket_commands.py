@@ -102,6 +102,14 @@ def test_a_cached_run_follows_its_bucket(bucket: str, tmp_path: Path) -> None:
 def test_an_address_without_a_run_is_one_sentence(bucket: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a run: .*pass s3://bucket/runs/<run_name>"):
         load_run(f"{bucket}/nothing")
+    write_object(f"{bucket}/training/first/global_step_1.jsonl", b"{}")
+    with pytest.raises(ConfigError, match=rf"{bucket}/training/first is not a run: "):
+        load_run(f"{bucket}/training/first")
+    import_dumps(DUMPS, Path("team"))
+    shutil.rmtree("team/trajectories")
+    upload(Path("team"), f"{bucket}/team")
+    with pytest.raises(ConfigError, match=rf"{bucket}/team has no evaluation episodes yet"):
+        run_command("diff", f"{bucket}/team")
 
 
 def test_a_checkpoint_in_a_bucket_is_fetched_without_its_optimizer(

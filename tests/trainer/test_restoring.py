@@ -171,7 +171,10 @@ def test_a_checkpoint_at_an_address_is_downloaded_to_resume_from_it(
             path = f"trainer.resume_path={other.address}/{name}"
             return small_config(tmp_path / "run", "trainer.resume_mode=from_path", path)
 
-        assert plan_dry_run(config_for("global_step_3")).problems == []
+        plan = plan_dry_run(config_for("global_step_3"))
+        assert plan.problems == []
+        assert f"would download {other.address}/global_step_3 and resume from it" in plan.steps
+        assert "0 of 3 steps of 2 x 4 = 8 episodes" in plan.steps
         assert not (tmp_path / "run").exists()
         assert resume(config_for("global_step_3")) == 3
         assert resume(config_for("global_step_3")) == 3, "it is not downloaded again"

@@ -24,6 +24,7 @@ from skyfleet.storage.transfer import download_file
 
 _CONFIG, _DUMPS, _VERSIONS = "config.yaml", "dumps", "versions.json"
 _STEP_FOLDER = re.compile(r"global_step_\d+(_evals)?")
+_IN_STEP_FOLDER = re.compile(rf"{_STEP_FOLDER.pattern}/")
 _AT_ONCE = 8
 
 
@@ -47,7 +48,7 @@ def fetch_run(address: str) -> Path:
         return folder
     dumps = [info for info in found.values() if info.name.endswith(".jsonl")]
     is_step = _STEP_FOLDER.fullmatch(name) is not None
-    if not dumps or not (is_step or any(map(_STEP_FOLDER.match, found))):
+    if not dumps or not (is_step or any(map(_IN_STEP_FOLDER.match, found))):
         raise ConfigError(
             f"{address} is not a run: it has neither {_CONFIG} nor global_step_N folders with "
             "dumps; pass s3://bucket/runs/<run_name> or s3://bucket/evals/<run_name>"

@@ -54,7 +54,7 @@ class ReportRun:
 
     def view_command(self, entry_id: str) -> str:
         """The command that opens the episode in the viewer."""
-        return shlex.join(("skyfleet", "view", str(self.folder.path), "--episode", entry_id))
+        return shlex.join(("skyfleet", "view", self.folder.place, "--episode", entry_id))
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
