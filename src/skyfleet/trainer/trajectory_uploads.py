@@ -16,6 +16,7 @@ from pathlib import Path
 from skyfleet.analysis.missing_episodes import find_missing_episodes
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.bucket import read_record
+from skyfleet.errors import SkyfleetError
 from skyfleet.storage.objects import join, list_objects, stat_object, write_object
 from skyfleet.storage.transfer import Check, upload_file
 from skyfleet.storage.upload_queue import UploadQueue
@@ -108,12 +109,13 @@ class TrajectoryUploads:
 
     def _may_replace(self, report: Path) -> bool:
         """Not by one that lacks episodes, which the machines before this one may have had."""
-        address, missing = self._find_address(report), find_missing_episodes(open_run(self._folder))
-        if missing is None:
-            return True
+        address = self._find_address(report)
         try:
+            missing = find_missing_episodes(open_run(self._folder))
+            if missing is None:
+                return True
             stat_object(address)
-        except FileNotFoundError:
+        except (FileNotFoundError, SkyfleetError):  # trying again cannot help with a damaged record
             return True
         logger.warning("%s stays as it is: %s", address, missing.describe())
         return False
