@@ -143,3 +143,11 @@ def test_the_text_of_a_plan_has_memory_signal_gains_and_dollars(run: RunFolder) 
         "2.50               | 1.25 to 5.00",
     ):
         assert part in text, text
+
+
+def test_little_signal_in_few_groups_is_remarked_as_uncertain(run: RunFolder) -> None:
+    few = ExpectedSignal(
+        n_groups=4, mixed_groups=Estimate(value=0.0, low=0.0, high=0.49), pass_rate=0.0
+    )
+    text = format_plan(make_plan(run, signals={"github": few}))
+    assert "Fewer than 25 % in github (4 groups), measured in too few groups to be sure" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyfleet.analysis.tracked_signal import compute_tracked_signals
+from skyfleet.cli.analyze_tracked import format_signals
 from skyfleet.errors import ConfigError
 
 
@@ -52,6 +53,18 @@ def test_a_step_without_the_environment_is_not_counted_and_evaluations_are_shown
     assert (a.n_steps, b.n_steps) == (1, 2)
     assert (a.eval_first, a.eval_last, a.pass_rate, a.signal_ratio) == (0.4, 0.7, 0.3, 0.5)
     assert (b.eval_first, b.signal_ratio) == (None, None)
+    assert (a.pass_metric, a.eval_metric) == ("mean positive reward", "pass@3")
+    assert (b.pass_metric, b.eval_metric) == ("", "")
+
+
+def test_the_table_names_the_attempts_of_its_pass_rates() -> None:
+    table = [
+        {"_step": 0, "eval/a/pass_at_2": 0.2},
+        *rows("a", [0.1], pass_at_4=0.5),
+        *rows("b", [0.1], mean_positive_reward=0.5),
+    ]
+    head = format_signals(compute_tracked_signals(table)).splitlines()[0]
+    assert "| pass@4/mean positive reward | eval pass@2 first | eval pass@2 last |" in head
 
 
 def test_a_run_without_variances_is_refused_with_what_it_logs() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -300,3 +300,42 @@ def test_records_are_uploaded_before_the_manifest(tmp_path: Path) -> None:
     wait(uploads)
     uploads.queue.stop()
     assert read_object(f"{bucket.address}/run/metrics.jsonl") == b'{"step": 1}\n'
+
+
+def test_a_bucket_that_allows_no_deletions_gets_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(address: str) -> None:
+        raise PermissionError(address)
+
+    monkeypatch.setattr("skyfleet.checkpoints.bucket.delete_object", refuse)
+    bucket = BucketCheckpoints(address=str(tmp_path / "bucket"))
+    write_object(f"{bucket.step_address(1)}/left.bin", b"of an upload that was killed")
+    bucket.upload(save(tmp_path, 1))
+    bucket.upload(save(tmp_path, 1))
+    assert bucket.list_complete_steps() == [1]
+    with pytest.raises(PermissionError, match="manifest"):
+        bucket.upload(save(tmp_path, 1, seed=2))
+
+
+def test_uploads_that_keep_failing_are_reported_once_per_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(upload_queue, "FIRST_RETRY_SECONDS", 0.0)
+    reports: list[tuple[str, str]] = []
+    queue = UploadQueue("checkpoint")
+    queue.on_failing = lambda name, reason: reports.append((name, reason))
+
+    def fail_often(attempts: Iterator[int]) -> Callable[[Check], None]:
+        def work(check: Check) -> None:
+            if next(attempts) <= upload_queue.FAILURES_BEFORE_REPORT + 3:
+                raise PermissionError("AccessDenied")
+
+        return work
+
+    for step in (1, 2):
+        queue.put(step, fail_often(count(1)))
+        assert queue.wait(60)
+    assert reports == [(f"checkpoint {n}", "PermissionError: AccessDenied") for n in (1, 2)]
+    assert "trying again" in caplog.text
+    queue.stop()

@@ -228,3 +228,14 @@ def test_import_dumps_makes_a_run_that_the_other_commands_read(tmp_path: Path) -
     assert run_output("audit", run).startswith(
         "Not judged, because the configuration no longer names"
     )
+
+
+def test_an_entry_is_appended_to_the_log_of_a_clone_or_to_a_file_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_output("log", run, "--append") == "The entry is appended to experiments.md.\n"
+    assert not (tmp_path / "docs").exists()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "experiments.md").write_text("# Experiments\n")
+    assert "commit it before `skyfleet launch`" in run_output("log", run, "--append")

@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
+import httpx
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from tests.fakes.s3_proxy import break_requests
 
+from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import check_training_data
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -294,3 +296,21 @@ def test_keys_are_read_from_awss_shared_files(
     assert names_credentials("s3")
     assert read_aws_profile()["config"]["region"] == "eu-west-1"
     assert read_object(f"{bucket}/shared") == b"1"
+
+
+def test_the_folder_markers_of_a_console_are_no_objects(
+    bucket: str, endpoint: str, tmp_path: Path
+) -> None:
+    for key in ("marked/", "marked/run/", "marked/run/reports/"):
+        httpx.put(f"{endpoint}/tasks/{key}", content=b"").raise_for_status()
+    write_object(f"{bucket}/marked/run/config.yaml", b"a: 1")
+    write_object(f"{bucket}/marked/run/reports/val.json", b"")
+    assert [info.name for info in list_objects(f"{bucket}/marked/run")] == [
+        "config.yaml",
+        "reports/val.json",  # empty, and no folder of others
+    ]
+    BucketCheckpoints(address=f"{bucket}/marked").download_records(tmp_path)
+    assert (tmp_path / "reports" / "val.json").is_file()
+    httpx.put(f"{endpoint}/tasks/twice//slashed.json", content=b"x").raise_for_status()
+    with pytest.raises(OSError, match=r'the key "twice//slashed\.json" has an empty part; rename'):
+        list_objects(f"{bucket}/twice")

@@ -42,8 +42,10 @@ def webhook(server: AlertServer) -> WebhookReceiver:
     return WebhookReceiver(f"{server.url}/hook?token=secret", run_name="r", project_name="p")
 
 
-def send(folder: Path, receiver: AlertReceiver, *alerts: Alert) -> None:
-    sender = AlertSender([receiver], folder)
+def send(
+    folder: Path, receiver: AlertReceiver, *alerts: Alert, drain_seconds: float = 60.0
+) -> None:
+    sender = AlertSender([receiver], folder, drain_seconds=drain_seconds)
     for each in alerts:
         sender.send(each)
     sender.close()
@@ -99,26 +101,37 @@ def test_a_rate_limit_is_honoured_and_nothing_is_lost(tmp_path: Path, make: Make
 
 
 @pytest.mark.parametrize("make", [slack, webhook])
-def test_an_outage_is_retried_and_then_given_up_without_an_exception(
+def test_an_outage_is_retried_until_the_run_ends_and_the_first_alert_stays_the_first(
     tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     down: Answer = (503, {}, {"ok": False, "error": "service_unavailable"})
-    with serve_alerts(*[down] * alert_module.MAX_ATTEMPTS) as server, caplog.at_level("WARNING"):
+    n_failures = alert_module.ATTEMPTS_BEFORE_WARNING + 1
+    with serve_alerts(*[down] * n_failures) as server, caplog.at_level("WARNING"):
         send(tmp_path, make(server), START, END)
-    assert [post["_status"] for post in server.posts] == [503] * alert_module.MAX_ATTEMPTS + [200]
-    assert len(caplog.records) == 1
-    assert "the run goes on" in caplog.text
+    assert [post["_status"] for post in server.posts] == [503] * n_failures + [200, 200]
+    taken = [f"{post['text']} {post.get('title')}" for post in server.posts[n_failures:]]
+    assert ["started" in text for text in taken] == [True, False]
+    (record,) = caplog.records
+    assert "they are tried again until the run ends" in record.getMessage()
+
+
+def test_an_alert_that_waits_when_the_run_ends_is_tried_once_more(tmp_path: Path) -> None:
+    limited: Answer = (429, {"Retry-After": "600"}, {"ok": False, "error": "ratelimited"})
+    with serve_alerts(limited) as server:
+        send(tmp_path, webhook(server), START, END)
+    assert [post["_status"] for post in server.posts] == [429, 200, 200]
 
 
 @pytest.mark.parametrize("make", [slack, webhook])
-def test_a_server_that_is_gone_is_one_warning(
+def test_a_server_that_is_gone_is_a_warning_without_secrets(
     tmp_path: Path, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve_alerts() as server:
         pass
     with caplog.at_level(logging.WARNING):
-        send(tmp_path, make(server), START, SCORES, END)
-    assert len([r for r in caplog.records if r.name.startswith("skyfleet")]) == 1
+        send(tmp_path, make(server), START, SCORES, END, drain_seconds=0.2)
+    assert "not sent: " in caplog.text
+    assert len([r for r in caplog.records if r.name.startswith("skyfleet")]) <= 3, "not one each"
     assert "secret" not in caplog.text
 
 

@@ -132,6 +132,31 @@ def test_nan_and_infinity_are_written_as_null_and_warned_about_once(
     ]
 
 
+def test_the_means_of_a_step_without_learning_signal_are_null_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = JsonlTracker(tmp_path, resume_step=None)
+    tracker.log({"loss/avg_raw_advantages": math.nan, "train/avg_reward": math.nan}, 1)
+    assert lines(tmp_path / "metrics.jsonl") == [
+        '{"step": 1, "loss/avg_raw_advantages": null, "train/avg_reward": null}'
+    ]
+    assert caplog.records == []
+    tracker.log({"loss/avg_raw_rewards": math.inf}, 2)
+    tracker.close()
+    assert "step 2: loss/avg_raw_rewards is inf" in caplog.text
+
+
+def test_tensorboard_in_another_folder_gets_the_rows_before_the_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "reward/all": 0.25, "loss/a": null}\n{"step": 2, "reward/all": 0.5}\n'
+    )
+    for resumed_to in (2, 3):  # the second time its own rows are there already
+        (tracker,) = make(tmp_path, "tensorboard", resume_step=resumed_to - 1)
+        tracker.log({"reward/all": 8.0}, resumed_to)
+        tracker.close()
+    assert scalars(tmp_path / "tensorboard", "reward/all") == [(1, 0.25), (2, 8.0), (3, 8.0)]
+
+
 def test_tensorboard_discards_events_after_the_resumed_step(tmp_path: Path) -> None:
     first = TensorboardTracker(tmp_path, resume_step=None)
     for step in (1, 2, 3):

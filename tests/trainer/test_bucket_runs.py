@@ -17,6 +17,8 @@ from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from tests.fakes.s3_proxy import break_requests
 from tests.fakes.small_runs import rows, small_config
 
+from skyfleet.analysis.missing_episodes import find_missing_episodes
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.checkpoints.checkpoint import JsonPart
 from skyfleet.checkpoints.resume import list_complete_checkpoints
@@ -26,19 +28,20 @@ from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
 from skyfleet.storage import upload_queue
-from skyfleet.storage.bucket_lock import BucketLock, lock_address
+from skyfleet.storage.bucket_lock import BucketLock, lock_addresses
 from skyfleet.storage.lock_owner import Owner
 from skyfleet.storage.objects import list_objects, read_object, write_object
 from skyfleet.trainer.bucket_layout import (
     check_buckets,
     drop_buckets_without_credentials,
-    locate_lock,
+    locate_locks,
 )
 from skyfleet.trainer.restoring import find_newer_in_bucket
 from skyfleet.trainer.resuming import prepare_folders
 from skyfleet.trainer.run import TrainerState
 from skyfleet.trainer.training_run import run_training
 from skyfleet.trainer.uploads import RunUploads
+from skyfleet.trajectories.archive import train_path, write_groups
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,11 @@ async def test_a_run_goes_on_in_another_folder_from_what_is_in_its_bucket(
     assert rows(tmp_path / "b")[:3] == rows(tmp_path / "a")
     assert outcome.comparisons, "step 0 was evaluated on the other machine"
 
+    # The page of the second folder is that of the whole run.
+    assert find_missing_episodes(open_run(tmp_path / "b")) is None
+    assert {entry.step for entry in open_run(tmp_path / "b").entries()} == {0, 1, 2, 3}
+    assert (tmp_path / "b" / "exports" / "dumped_evals" / "global_step_0_evals").is_dir()
+
     straight = make_config(tmp_path / "c", str(tmp_path / "bucket"), "trainer.max_training_steps=3")
     await run_training(straight)
     assert rows(tmp_path / "c") == rows(tmp_path / "b")
@@ -107,6 +115,41 @@ def _check_trajectories(bucket: str) -> None:
     assert {"config.yaml", "metrics.jsonl", "results.md"} <= names
     assert {f"trajectories/train/step_{step:06d}.jsonl.gz" for step in (1, 2, 3)} <= names
     assert not any("checkpoints" in name for name in names)
+
+
+async def test_a_report_without_some_episodes_replaces_no_published_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bucket, run = tmp_path / "bucket", tmp_path / "run"
+    config = make_config(run, str(bucket))
+    run.mkdir()
+    (run / "config.yaml").write_text(dump_yaml(config))
+    (run / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n')
+    write_groups(train_path(run / "trajectories", 2), [])
+    published = f"{bucket}/evals/first/report.html"
+    for text in ("partial", "partial too"):  # nothing is there yet, then a report is
+        (run / "report.html").write_text(text)
+        await RunUploads.from_config(config).close()
+        assert read_object(published) == b"partial"
+    assert "report.html stays as it is: episodes are not in" in caplog.text
+    assert "training steps 1; what is computed" in caplog.text
+    write_groups(train_path(run / "trajectories", 1), [])
+    await RunUploads.from_config(config).close()
+    assert read_object(published) == b"partial too", "it is complete now"
+
+
+async def test_episodes_that_cannot_be_downloaded_are_named_in_report_and_results(
+    tmp_path: Path,
+) -> None:
+    def config_for(folder: str, steps: int) -> RunConfig:
+        settings = ("trainer.trajectory_bucket=null", f"trainer.max_training_steps={steps}")
+        return make_config(tmp_path / folder, str(tmp_path / "bucket"), *settings)
+
+    await run_training(config_for("a", 1))
+    await run_training(config_for("b", 2))
+    lacking = "training steps 1; val steps 0 to 1; what is computed"
+    for name in ("results.md", "report.html"):
+        assert lacking in (tmp_path / "b" / name).read_text(), name
 
 
 @pytest.mark.parametrize("secrets", ["unset", "empty"])
@@ -147,16 +190,23 @@ def test_a_bucket_that_does_not_exist_ends_the_run_before_it_starts(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("key", ["ckpt_bucket", "trajectory_bucket"])
-async def test_a_run_name_that_another_process_uploads_is_refused(tmp_path: Path, key: str) -> None:
-    bucket = str(tmp_path / "bucket")
-    config = small_config(tmp_path / "run", f"trainer.{key}={bucket}")
-    address = locate_lock(config)
-    assert address is not None
-    async with lock_address(address):
-        with pytest.raises(ConfigError, match=r"is in use by another run .* trainer\.run_name"):
-            await run_training(config)
+@pytest.mark.parametrize("shared", ["ckpt_bucket", "trajectory_bucket"])
+async def test_a_run_name_that_another_process_uploads_is_refused(
+    tmp_path: Path, shared: str
+) -> None:
+    """Also by a run of another model, which shares the episodes only."""
+    config = small_config(tmp_path / "run", f"trainer.{shared}={tmp_path}/bucket")
+    own = small_config(
+        tmp_path / "run",
+        f"trainer.{shared}={tmp_path}/bucket",
+        f"trainer.ckpt_bucket={tmp_path}/own",
+    )
+    async with lock_addresses(locate_locks(config)):
+        who = rf"is in use by another run \(process {os.getpid()} on .* trainer\.run_name"
+        with pytest.raises(ConfigError, match=who):
+            await run_training(config if shared == "ckpt_bucket" else own)
     assert not (tmp_path / "run").exists()
+    assert not list_objects(str(tmp_path / "own")), "the lock of its own bucket is released"
 
 
 async def test_a_run_whose_bucket_was_taken_over_uploads_nothing_more(

@@ -30,6 +30,16 @@ def test_a_plan_without_problems_says_what_would_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_of_an_asynchronous_run_names_the_bound_and_the_added_correction(
+    tmp_path: Path,
+) -> None:
+    plan = plan_dry_run(small_config(tmp_path, "trainer.fully_async.enabled=true"))
+    assert (
+        "asynchronous: rollouts and updates at the same time, a token at most 4 updates old; no "
+        "correction is configured, so tis_ratio_type=token is added"
+    ) in plan.steps
+
+
 def test_every_problem_is_listed_beside_every_warning(tmp_path: Path) -> None:
     config = small_config(
         tmp_path,

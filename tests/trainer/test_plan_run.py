@@ -52,5 +52,7 @@ def test_a_plan_is_not_written_over_the_plan_of_a_started_run(tmp_path: Path) ->
     result = CliRunner().invoke(app, ["plan", f"trainer.run_path={tmp_path}"])
     assert "holds a run that has started" in str(result.exception)
     assert not (tmp_path / PLAN).exists()
+    result = CliRunner().invoke(app, ["plan", f"trainer.run_path={tmp_path / 'new'}"])
+    assert "data.train_data is empty; name the configuration" in str(result.exception)
     result = CliRunner().invoke(app, ["plan", "--compare", str(tmp_path)])
     assert "is not a run folder" in str(result.exception)

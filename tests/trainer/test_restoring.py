@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.buckets import serve_s3, use_bucket
 from tests.fakes.small_runs import small_config
+from tests.trajectories.making import attempt
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.checkpoints.checkpoint import Checkpoint, JsonPart
@@ -15,11 +16,21 @@ from skyfleet.checkpoints.saving import save_checkpoint
 from skyfleet.config.keys import dump_yaml
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
+from skyfleet.storage.local import make_folder
+from skyfleet.storage.objects import write_object
+from skyfleet.tasks.task import Task
 from skyfleet.trainer.dry_run import plan_dry_run
+from skyfleet.trainer.group_journal import GroupJournal, RecordedBatch
+from skyfleet.trainer.journal import Journal
+from skyfleet.trainer.open_groups import OpenGroup, OpenGroups
 from skyfleet.trainer.resuming import prepare_folders
 from skyfleet.trainer.run import TrainerState
+from skyfleet.trainer.run_history import list_dumps
+from skyfleet.trajectories.archive import train_path, write_groups
+from skyfleet.trajectories.records import encode_episode
 
 STATE = "trainer/state.json"
+TASK = Task(key="a", env_key="github", prompt="do it")
 
 
 def make_config(tmp_path: Path, *overrides: str) -> RunConfig:
@@ -65,6 +76,62 @@ def test_a_run_resumes_from_the_newest_here_or_in_the_bucket(
     assert resume(config) == expected
 
 
+async def record(folder: Path, step: int, *, asynchronous: bool) -> None:
+    """Record an episode of `step`, sampled by the weights of the step before it."""
+    journal = Journal(folder=folder / "journal", run_id="both")
+    episode = attempt(1.0, task_key="a")
+    if not asynchronous:
+        with journal.open_step(step, policy_version=step - 1) as segment:
+            segment.add(0, 0, episode, encode_episode(episode))
+        return
+    groups = GroupJournal.extend_journal(journal, open_groups())
+    groups.add(make_group(step), step - 1, episode, encode_episode(episode))
+    await groups.add_batch(step, RecordedBatch(step - 1, (0,)))
+    groups.close()
+
+
+def open_groups() -> OpenGroups:
+    return OpenGroups([TASK], batch_size=1, max_staleness_steps=1, total_steps=9)
+
+
+def has_episodes(run: Path, step: int) -> bool:
+    return train_path(run / "trajectories", step).exists()
+
+
+def make_group(draw: int) -> OpenGroup:
+    return OpenGroup(number=draw - 1, task=TASK)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_machine_that_comes_back_uses_nothing_of_steps_that_another_one_ran_again(
+    bucket: BucketCheckpoints, tmp_path: Path, asynchronous: bool
+) -> None:
+    # Both resumed from checkpoint 2; the other one has uploaded its step 3, this one had sampled step 4.
+    config = make_config(tmp_path)
+    run, exports = Path(config.trainer.run_path), Path(config.trainer.export_path)
+    save(Path(config.trainer.ckpt_path), 2)
+    await record(run, 4, asynchronous=asynchronous)
+    for step in (1, 2, 3, 4):
+        write_groups(train_path(run / "trajectories", step), [])
+        make_folder(exports / "dumped_evals" / f"global_step_{step}_evals")
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "own": {n}}}\n' for n in range(4)))
+    assert resume(config) == 2
+    assert list((run / "journal").glob("*")), "nothing newer was downloaded"
+
+    upload(bucket, tmp_path, 2, 3)
+    rows = [b'{"step": 0, "own": 0}', b'{"step": 1, "own": 1}', b'{"step": 2, "own": 2}']
+    write_object(f"{bucket.address}/run/metrics.jsonl", b"\n".join([*rows, b'{"step": 3}', b""]))
+    assert resume(config) == 3
+    journal = Journal(folder=run / "journal", run_id="both", checkpoint_step=3)
+    if asynchronous:
+        groups = GroupJournal.extend_journal(journal, open_groups())
+        assert groups.read_batches(3) == {}
+        assert groups.read_draw([make_group(4)]) == {}
+    assert journal.open_step(4, policy_version=3).records == {}
+    assert [has_episodes(run, step) for step in (1, 2, 3, 4)] == [True, True, False, False]
+    assert [step for step, _ in list_dumps(exports)] == [1, 2]
+
+
 @pytest.mark.parametrize("place", ["here", "in the bucket"])
 def test_a_damaged_newest_checkpoint_is_replaced_or_skipped(
     bucket: BucketCheckpoints, tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
@@ -104,7 +171,10 @@ def test_a_checkpoint_at_an_address_is_downloaded_to_resume_from_it(
             path = f"trainer.resume_path={other.address}/{name}"
             return small_config(tmp_path / "run", "trainer.resume_mode=from_path", path)
 
-        assert plan_dry_run(config_for("global_step_3")).problems == []
+        plan = plan_dry_run(config_for("global_step_3"))
+        assert plan.problems == []
+        assert f"would download {other.address}/global_step_3 and resume from it" in plan.steps
+        assert "0 of 3 steps of 2 x 4 = 8 episodes" in plan.steps
         assert not (tmp_path / "run").exists()
         assert resume(config_for("global_step_3")) == 3
         assert resume(config_for("global_step_3")) == 3, "it is not downloaded again"

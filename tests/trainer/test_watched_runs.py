@@ -104,6 +104,7 @@ async def test_an_outage_of_every_receiver_leaves_the_run_as_it_is(
 
     monkeypatch.setattr(RolloutTracer, "export", count)
     monkeypatch.setattr(alert_module, "FIRST_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(alert_module, "DRAIN_SECONDS", 0.2)
     with serve_alerts() as server:
         pass
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", server.url)
@@ -128,10 +129,19 @@ async def test_a_warning_of_a_sentinel_is_one_alert_and_a_stop_another(tmp_path:
         for step in (3, 4):
             alerts.report_warning("entropy_collapse", step, "entropy is 0.01 (before=1.2)")
         alerts.report_stop(SentinelError("sentinel gradient, step 5: it is zero"), 5)
+        alerts.report_failing_upload("checkpoint 4", "PermissionError: AccessDenied")
         await alerts.close()
+        alerts.finish()
+        alerts.report_failing_upload("checkpoint 5", "of no interest any more")
     assert [(post["kind"], post["step"], post["text"]) for post in server.posts] == [
         ("sentinel", 3, "entropy is 0.01 (before=1.2)"),
         ("sentinel", 5, "sentinel gradient, step 5: it is zero"),
+        (
+            "upload",
+            0,
+            "PermissionError: AccessDenied\nIt stays on the machine's disk and is tried again "
+            "every minute.",
+        ),
     ]
 
 

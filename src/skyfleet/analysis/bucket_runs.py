@@ -8,30 +8,30 @@ An address is a run folder (`{bucket}/runs/{run}`), the checkpoints of a run
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 
 from skyfleet.analysis.dump_import import import_dumps
 from skyfleet.errors import ConfigError
 from skyfleet.storage.bucket_lock import OWNER
+from skyfleet.storage.cache import find_cache_folder
 from skyfleet.storage.local import make_folder, write_atomically
 from skyfleet.storage.objects import ObjectInfo, join, list_objects
 from skyfleet.storage.transfer import download_file
 
 _CONFIG, _DUMPS, _VERSIONS = "config.yaml", "dumps", "versions.json"
 _STEP_FOLDER = re.compile(r"global_step_\d+(_evals)?")
+_IN_STEP_FOLDER = re.compile(rf"{_STEP_FOLDER.pattern}/")
 _AT_ONCE = 8
 
 
 def fetch_run(address: str) -> Path:
     """The run folder, up to date, in the cache of this machine."""
     address = address.rstrip("/")
-    cache, name = _cache_folder(address), address.rpartition("/")[2]
+    cache, name = find_cache_folder("runs", address), address.rpartition("/")[2]
     found = {info.name: info for info in list_objects(address)}
     if f"run/{_CONFIG}" in found and _CONFIG not in found:
         # Of a run's checkpoints, the records only.
@@ -48,7 +48,7 @@ def fetch_run(address: str) -> Path:
         return folder
     dumps = [info for info in found.values() if info.name.endswith(".jsonl")]
     is_step = _STEP_FOLDER.fullmatch(name) is not None
-    if not dumps or not (is_step or any(map(_STEP_FOLDER.match, found))):
+    if not dumps or not (is_step or any(map(_IN_STEP_FOLDER.match, found))):
         raise ConfigError(
             f"{address} is not a run: it has neither {_CONFIG} nor global_step_N folders with "
             "dumps; pass s3://bucket/runs/<run_name> or s3://bucket/evals/<run_name>"
@@ -67,13 +67,6 @@ def _choose_name(address: str) -> str:
     while len(parts) > 1 and (parts[-1] == "run" or _STEP_FOLDER.fullmatch(parts[-1])):
         parts.pop()
     return parts[-1]
-
-
-def _cache_folder(address: str) -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    # The same address may be on another server.
-    server = os.environ.get("AWS_ENDPOINT_URL", "")
-    return base / "skyfleet" / "runs" / sha256(f"{server} {address}".encode()).hexdigest()[:16]
 
 
 def _copy_changed(

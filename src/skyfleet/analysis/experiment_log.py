@@ -13,6 +13,7 @@ from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failures import classify
 from skyfleet.analysis.formatting import NOTHING, percent, table
 from skyfleet.analysis.learning_signal import EnvSignal, compute_signals
+from skyfleet.analysis.missing_episodes import MissingEpisodes, find_missing_episodes
 from skyfleet.analysis.run_folder import RunFolder, read_entries, warn
 from skyfleet.errors import TaskError
 from skyfleet.evaluation.compare import Comparison, compare
@@ -44,6 +45,8 @@ class RunSummary:
     """One episode id per class."""
     skipped: Sequence[str]
     """One sentence per damaged file."""
+    missing: MissingEpisodes | None
+    """Steps whose episodes are elsewhere."""
 
 
 def summarize_run(run: RunFolder) -> RunSummary:
@@ -87,6 +90,7 @@ def summarize_run(run: RunFolder) -> RunSummary:
         failures=dict(failures.most_common()),
         examples=examples,
         skipped=skipped,
+        missing=find_missing_episodes(run),
     )
 
 
@@ -145,6 +149,8 @@ def _dataset(summary: RunSummary) -> str:
     rows = [(*key, f"{len(keys):,}", f"{episodes[key]:,}") for key, keys in tasks.items()]
     counts = table(("set", "environment", "tasks", "episodes"), rows)
     parts = [counts, *(f"Skipped: {sentence}." for sentence in summary.skipped)]
+    if summary.missing is not None:
+        parts.append(f"Incomplete: {summary.missing.describe()}.")
     if summary.run.imported:
         return "\n\n".join([*parts, "The training data is not recorded."])
     sources = [f"- `{source}`" for source in summary.run.config.data.train_data]
@@ -218,6 +224,8 @@ def _signal(signals: Mapping[str, EnvSignal]) -> str:
 
 
 def _errors(summary: RunSummary) -> str:
+    if not any(entry.kind == "eval" for entry in summary.entries):
+        return "No evaluation episodes are recorded here."
     total = sum(summary.failures.values())
     rows = [
         (kind.value, str(count), percent(count / total), f"`{summary.examples[kind]}`")

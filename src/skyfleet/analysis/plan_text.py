@@ -70,11 +70,18 @@ def _signals(plan: RunPlan) -> str:
         if signal.mixed_groups.high < _LITTLE_SIGNAL
     ]
     head = ("environment", "pass rate", "groups with different rewards", "95 % interval", "groups")
-    advice = (
-        f"\nFewer than {percent(_LITTLE_SIGNAL)} in {', '.join(little)}: too hard or too easy."
-        if little
-        else ""
-    )
+    maybe = [
+        f"{env_key} ({format_count(signal.n_groups, 'group')})"
+        for env_key, signal in plan.signals.items()
+        if signal.mixed_groups.value < _LITTLE_SIGNAL and env_key not in little
+    ]
+    limit = percent(_LITTLE_SIGNAL)
+    advice = f"\nFewer than {limit} in {', '.join(little)}: too hard or too easy." if little else ""
+    if maybe:
+        advice += (
+            f"\nFewer than {limit} in {', '.join(maybe)}, measured in too few groups to be sure; "
+            "measure more with --steps."
+        )
     return table(head, rows) + advice
 
 

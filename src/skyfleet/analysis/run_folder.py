@@ -64,6 +64,13 @@ def warn(error: RecordError) -> None:
 class RunFolder:
     path: Path
     config: RunConfig
+    address: str | None = None
+    """Of a run in a bucket, whose files are in `path` in a cache."""
+
+    @property
+    def place(self) -> str:
+        """What the user named: the address or the folder."""
+        return self.address or str(self.path)
 
     @property
     def name(self) -> str:
@@ -108,13 +115,14 @@ class RunFolder:
 
 def open_run(path: Path | str) -> RunFolder:
     """Open a run folder, or a run or SkyRL's dumps at an address such as s3://bucket/evals/run."""
-    path = fetch_run(str(path)) if is_remote(path) else Path(path)
+    address = str(path).rstrip("/") if is_remote(path) else None
+    path = fetch_run(address) if address else Path(path)
     config = path / "config.yaml"
     if not config.is_file():
         raise ConfigError(
             f"{path} is not a run folder: it has no config.yaml; pass runs/<run_name>"
         )
-    return RunFolder(path=path, config=load_recorded_config(config))
+    return RunFolder(path=path, config=load_recorded_config(config), address=address)
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:

@@ -39,9 +39,13 @@ class TrackedSignal:
     """Mean share of groups with mixed rewards; None if the run does not log it."""
     pass_rate: float | None
     """Mean of `pass_at_{n}` for the largest n, or of `mean_positive_reward`; None without both."""
+    pass_metric: str
+    """Which of these: `pass@4`, or `mean positive reward`; empty without both."""
     eval_first: float | None
     eval_last: float | None
     """`eval/{env}/pass_at_{k}` for the largest k."""
+    eval_metric: str
+    """Such as `pass@2`; empty without evaluations."""
 
     @property
     def advice(self) -> str:
@@ -80,10 +84,11 @@ def _compute_signal(env_key: str, rows: Rows) -> TrackedSignal:
     variances = list(_values(rows, f"reward/{env_key}/variance_per_prompt"))
     recent = variances[-max(1, round(len(variances) / 4)) :]
     ratios = list(_values(rows, f"reward/{env_key}/signal_ratio"))
-    passes = _find_pass_rates(rows, _PASS_AT, env_key) or list(
-        _values(rows, f"reward/{env_key}/mean_positive_reward")
-    )
-    evaluated = _find_pass_rates(rows, _EVAL_PASS_AT, env_key)
+    pass_metric, passes = _find_pass_rates(rows, _PASS_AT, env_key)
+    if not passes:
+        passes = list(_values(rows, f"reward/{env_key}/mean_positive_reward"))
+        pass_metric = "mean positive reward" if passes else ""
+    eval_metric, evaluated = _find_pass_rates(rows, _EVAL_PASS_AT, env_key)
     return TrackedSignal(
         env_key=env_key,
         n_steps=len(variances),
@@ -92,6 +97,8 @@ def _compute_signal(env_key: str, rows: Rows) -> TrackedSignal:
         recent_steps_with_signal=fmean(value > 0 for value in recent),
         signal_ratio=fmean(ratios) if ratios else None,
         pass_rate=fmean(passes) if passes else None,
+        pass_metric=pass_metric,
+        eval_metric=eval_metric,
         eval_first=evaluated[0] if evaluated else None,
         eval_last=evaluated[-1] if evaluated else None,
     )
@@ -101,8 +108,8 @@ def _values(rows: Rows, key: str) -> Iterator[float]:
     return (row[key] for row in rows if key in row)
 
 
-def _find_pass_rates(rows: Rows, pattern: re.Pattern[str], env_key: str) -> list[float]:
-    """The values of `pass_at_{n}` for the largest n that the run logs."""
+def _find_pass_rates(rows: Rows, pattern: re.Pattern[str], env_key: str) -> tuple[str, list[float]]:
+    """`pass@n` for the largest n that the run logs, and its values."""
     numbers = {
         int(found["n"])
         for row in rows
@@ -110,6 +117,6 @@ def _find_pass_rates(rows: Rows, pattern: re.Pattern[str], env_key: str) -> list
         if (found := pattern.fullmatch(key)) and found["env"] == env_key
     }
     if not numbers:
-        return []
-    prefix = pattern.pattern.split("/")[0]
-    return list(_values(rows, f"{prefix}/{env_key}/pass_at_{max(numbers)}"))
+        return "", []
+    prefix, n = pattern.pattern.split("/")[0], max(numbers)
+    return f"pass@{n}", list(_values(rows, f"{prefix}/{env_key}/pass_at_{n}"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.api.models import HasRunFolder
 from skyfleet.api.tables import markdown_to_html
 from skyfleet.errors import ConfigError, NothingGradedError, TaskError
@@ -18,6 +19,9 @@ from skyfleet.evaluation.published import SUFFIXES as PUBLISHED_SUFFIXES
 from skyfleet.evaluation.published import read_published
 from skyfleet.evaluation.report import EvalReport, match_reports, read_reports, save_report
 from skyfleet.evaluation.table import comparison_table, conclude, score_table
+from skyfleet.storage.cache import find_cache_folder
+from skyfleet.storage.local import make_folder, write_atomically
+from skyfleet.storage.store import is_remote, read_bytes
 from skyfleet.trajectories.trajectory import Group
 
 Change = core.Change
@@ -163,7 +167,7 @@ class Comparison(Sequence[core.Comparison]):
 
 
 def compare(before: Any, after: Any = None, *, step: int | None = None) -> Comparison:
-    """Compare two evaluations by task. Each is an `Evaluation`, a folder, a report or a run.
+    """Compare two evaluations by task. Each is an `Evaluation`, a folder, a report, a run or its address.
 
     A run alone is its first evaluation against its last, or against that of `step`. A YAML or CSV
     table of published rates holds both sides.
@@ -262,7 +266,7 @@ def _read_side(given: Any, which: str) -> EvalReport | Path:
     if isinstance(given, Evaluation):
         return given.report
     if isinstance(given, str | Path):
-        return Path(given).expanduser()
+        return _fetch(str(given)) if is_remote(given) else Path(given).expanduser()
     if isinstance(given, HasRunFolder):
         return given.run_folder
     if isinstance(given, EvalReport):
@@ -271,6 +275,16 @@ def _read_side(given: Any, which: str) -> EvalReport | Path:
         f"sf.compare({which}={given!r:.60}): pass an evaluation of sf.evaluate, a report, a run or "
         "a folder"
     )
+
+
+def _fetch(address: str) -> Path:
+    """A copy of a report, or of a run."""
+    if not address.endswith(".json"):
+        return open_run(address).path
+    path = find_cache_folder("reports", address) / address.rpartition("/")[2]
+    make_folder(path.parent)
+    write_atomically(path, read_bytes(address))
+    return path
 
 
 def _find_report(path: Path, name: str, step: int | None) -> EvalReport:

@@ -92,15 +92,15 @@ class BucketCheckpoints:
             return
         folder, marker = self.step_address(step), join(self.step_address(step), MANIFEST)
         unchanged = {} if present is None else present.files
-        # The files of the old manifest are replaced one by one, so the step is no longer complete.
-        delete_object(marker)
+        if self._has_marker(step):
+            # The files of the old manifest are replaced one by one, so the step is not complete.
+            # Not otherwise: the account may not be allowed to delete.
+            delete_object(marker)
         for name, record in manifest.files.items():
             check()
             if unchanged.get(name) != record:
                 self._upload_file(checkpoint.folder / name, join(folder, name), record, check)
-        for left in list_objects(folder):
-            if left.name not in manifest.files:
-                delete_object(join(folder, left.name))
+        self._delete_left(folder, manifest)
         before_manifest()
         check()
         text = (checkpoint.folder / MANIFEST).read_bytes()
@@ -109,13 +109,41 @@ class BucketCheckpoints:
             delete_object(marker)
             raise CheckpointError(f"{marker} is not what was written; check the server")
 
-    def download(self, step: int, root: Path, *, check: Check = lambda: None) -> Checkpoint:
-        """Copy a complete step below `root`, where it appears when every hash was verified."""
+    def _has_marker(self, step: int) -> bool:
+        """Also one that cannot be read as a manifest."""
+        try:
+            stat_object(join(self.step_address(step), MANIFEST))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _delete_left(self, folder: str, manifest: Manifest) -> None:
+        """Remove files of an earlier upload of the step; no reader needs that."""
+        for left in list_objects(folder):
+            if left.name not in manifest.files:
+                try:
+                    delete_object(join(folder, left.name))
+                except PermissionError as error:
+                    logger.warning("%s stays: %s", join(folder, left.name), error)
+                    return
+
+    def download(
+        self,
+        step: int,
+        root: Path,
+        *,
+        choose: Callable[[Manifest], Manifest] = lambda manifest: manifest,
+        check: Check = lambda: None,
+    ) -> Checkpoint:
+        """Copy a complete step, or what `choose` leaves of it, below `root`.
+
+        It appears there when every hash was verified.
+        """
         manifest = self.read_manifest(step)
         address = self.step_address(step)
         if manifest is None:
             raise CheckpointError(f"{address} is not a complete checkpoint: it has no {MANIFEST}")
-        folder = checkpoint_folder(root, step)
+        folder, manifest = checkpoint_folder(root, step), choose(manifest)
         with atomic_folder(folder) as draft:
             for name, record in manifest.files.items():
                 _download(join(address, name), _inside(draft, name), record, check)

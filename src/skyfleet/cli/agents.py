@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from skyfleet.errors import ConfigError, require_torch
+from skyfleet.storage.store import is_remote
 
 if TYPE_CHECKING:
     from skyfleet.api.models import ModelSource
     from skyfleet.api.policy import Policy
+    from skyfleet.checkpoints.checkpoint import Checkpoint
     from skyfleet.config.root import RunConfig
 
 Agent = Annotated[
@@ -22,15 +24,15 @@ Agent = Annotated[
     ),
 ]
 CheckpointPath = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        help="A run folder, a global_step_N folder or a model folder; by default the run's newest, or with "
+        help="A run folder, a global_step_N folder or a model folder, or the s3:// address of a run's checkpoints or one of them; by default the run's newest, or with "
         "trainer.resume_mode=none the base model."
     ),
 ]
 
 
-def select_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> Policy | str:
+def select_agent(config: RunConfig, agent: str, checkpoint: Path | str | None) -> Policy | str:
     """The policy, whose weights are found but not loaded, or the name of a scripted agent."""
     if agent == "policy":
         return select_policy(config, checkpoint)
@@ -41,7 +43,7 @@ def select_agent(config: RunConfig, agent: str, checkpoint: Path | None) -> Poli
     return agent
 
 
-def select_policy(config: RunConfig, checkpoint: Path | None) -> Policy:
+def select_policy(config: RunConfig, checkpoint: Path | str | None) -> Policy:
     from skyfleet.api.models import ModelSource
     from skyfleet.api.policy import Policy
     from skyfleet.config.validation import find_unsupported_values
@@ -79,7 +81,7 @@ def describe_agent(agent: Policy | str) -> str:
     return agent.source.name
 
 
-def _find_weights(config: RunConfig, checkpoint: Path | None) -> ModelSource:
+def _find_weights(config: RunConfig, checkpoint: Path | str | None) -> ModelSource:
     from skyfleet.api.models import ModelSource
 
     folder = find_policy_folder(config, checkpoint)
@@ -90,27 +92,21 @@ def _find_weights(config: RunConfig, checkpoint: Path | None) -> ModelSource:
     return ModelSource(path=str(folder), folder=folder, run_config=config, step=step)
 
 
-def find_policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | None:
+def find_policy_folder(config: RunConfig, checkpoint: Path | str | None) -> Path | None:
     """The folder of the checkpoint's policy; None for the configured base model."""
-    from skyfleet.checkpoints.checkpoint import read_checkpoint
+    from skyfleet.checkpoints.fetching import fetch_policy
     from skyfleet.checkpoints.resume import find_checkpoint, verify_part
 
-    if checkpoint is not None and not checkpoint.is_dir():
-        raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
-    if checkpoint is not None and (checkpoint / "policy").exists():
-        return verify_part(read_checkpoint(checkpoint), "policy")
-    if checkpoint is not None and (checkpoint / "config.json").is_file():
-        return checkpoint
     if checkpoint is not None:
-        newest = find_checkpoint(checkpoint / "checkpoints", "latest")
-        if newest is None:
-            raise ConfigError(
-                f"--checkpoint {checkpoint}: the folder holds no model; name a run folder, its "
-                "checkpoints/global_step_N, or a folder with a config.json"
-            )
-        return verify_part(newest, "policy")
+        if is_remote(checkpoint):
+            return verify_part(fetch_policy(str(checkpoint)), "policy")
+        return _find_in_folder(Path(checkpoint))
     trainer = config.trainer
+    if trainer.resume_mode == "from_path" and is_remote(str(trainer.resume_path)):
+        return verify_part(fetch_policy(str(trainer.resume_path)), "policy")
     found = find_checkpoint(Path(trainer.ckpt_path), trainer.resume_mode, trainer.resume_path)
+    if found is None and trainer.resume_mode == "latest":
+        found = _fetch_newest(config)
     if found is not None:
         return verify_part(found, "policy")
     if trainer.policy.model.path == "tiny" and trainer.resume_mode == "none":
@@ -125,3 +121,36 @@ def find_policy_folder(config: RunConfig, checkpoint: Path | None) -> Path | Non
             "--checkpoint, or use --agent oracle"
         )
     return None
+
+
+def _find_in_folder(checkpoint: Path) -> Path:
+    from skyfleet.checkpoints.checkpoint import read_checkpoint
+    from skyfleet.checkpoints.resume import find_checkpoint, verify_part
+
+    if not checkpoint.is_dir():
+        raise ConfigError(f"--checkpoint {checkpoint}: no such folder")
+    if (checkpoint / "policy").exists():
+        return verify_part(read_checkpoint(checkpoint), "policy")
+    if (checkpoint / "config.json").is_file():
+        return checkpoint
+    newest = find_checkpoint(checkpoint / "checkpoints", "latest")
+    if newest is None:
+        raise ConfigError(
+            f"--checkpoint {checkpoint}: the folder holds no model; name a run folder, its "
+            "checkpoints/global_step_N, or a folder with a config.json"
+        )
+    return verify_part(newest, "policy")
+
+
+def _fetch_newest(config: RunConfig) -> Checkpoint | None:
+    """Of the run in `trainer.ckpt_bucket`; None without a bucket, credentials or a checkpoint."""
+    from skyfleet.checkpoints.fetching import fetch_policy
+    from skyfleet.trainer.bucket_layout import (
+        drop_buckets_without_credentials,
+        locate_checkpoints,
+    )
+
+    bucket = locate_checkpoints(drop_buckets_without_credentials(config))
+    if bucket is None or bucket.find_newest() is None:
+        return None
+    return fetch_policy(bucket.address)

@@ -50,6 +50,7 @@ def analyze_command(
     from dataclasses import asdict
 
     from skyfleet.analysis.behaviour import summarize_behaviour
+    from skyfleet.analysis.missing_episodes import find_missing_episodes, reject_without_episodes
     from skyfleet.analysis.run_folder import open_run
     from skyfleet.tracking.console import ConsoleTracker
     from skyfleet.tracking.wandb_file import is_tracked_run
@@ -64,6 +65,8 @@ def analyze_command(
         analyze_tracked(run, as_json=as_json)
         return
     folder = open_run(run)
+    reject_without_episodes(folder)
+    missing = find_missing_episodes(folder)
     damage: list[RecordError] = []
     entries = _chosen(folder.entries(on_damage=damage.append), only, step)
     # On stderr, because stdout may be parsed.
@@ -72,6 +75,8 @@ def analyze_command(
         behaviour = summarize_behaviour(entries, on_read=advance, on_damage=damage.append)
     console.close()
     left_out = [sanitize(str(error)) for error in damage]
+    if missing is not None:
+        left_out.append(sanitize(missing.describe()))
     if as_json:
         result = {"run": folder.name, "left_out": left_out, **asdict(behaviour)}
         print(json.dumps(result, indent=2))

@@ -29,11 +29,11 @@ def analyze_tracked(address: str, *, as_json: bool) -> None:
         return
     state = "" if run.is_finished else ", not finished"
     print(f"{sanitize(run.name)}: {format_count(len(run.rows), 'row')}{state}\n")
-    print(_signal_table(signals))
+    print(format_signals(signals))
     print("\n" + "\n".join(sanitize(signal.advice) for signal in signals))
 
 
-def _signal_table(signals: Sequence[TrackedSignal]) -> str:
+def format_signals(signals: Sequence[TrackedSignal]) -> str:
     header = (
         "environment",
         "steps",
@@ -41,9 +41,8 @@ def _signal_table(signals: Sequence[TrackedSignal]) -> str:
         "steps with signal",
         "last quarter",
         "mixed groups",
-        "passed",
-        "eval first",
-        "eval last",
+        *_name_columns([signal.pass_metric for signal in signals], "{}"),
+        *_name_columns([signal.eval_metric for signal in signals], "eval {} first", "eval {} last"),
     )
     rows = [
         (
@@ -60,6 +59,12 @@ def _signal_table(signals: Sequence[TrackedSignal]) -> str:
         for signal in signals
     ]
     return table(header, rows)
+
+
+def _name_columns(metrics: Sequence[str], *names: str) -> list[str]:
+    """The metric of the rows; all of them if they differ, in the order of the rows."""
+    found = "/".join(dict.fromkeys(metric for metric in metrics if metric)) or "passed"
+    return [name.format(found) for name in names]
 
 
 def _share(value: float | None) -> str:

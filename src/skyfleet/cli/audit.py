@@ -9,7 +9,7 @@ import typer
 
 from skyfleet.analysis.formatting import format_count, table
 from skyfleet.cli.run_tasks import RunPath, load_episode_tasks
-from skyfleet.terminal import print
+from skyfleet.terminal import print, sanitize
 
 
 def audit_command(
@@ -20,12 +20,16 @@ def audit_command(
 ) -> None:
     """List passes with an unchanged state, without a required tool, or that fail on replay."""
     from skyfleet.analysis.audit import Suspicion, audit
+    from skyfleet.analysis.missing_episodes import find_missing_episodes, reject_without_episodes
     from skyfleet.analysis.run_folder import open_run, warn
     from skyfleet.envs.event_loop import run_loop
     from skyfleet.envs.registry import env_factory
     from skyfleet.tracking.console import ConsoleTracker
 
     folder = open_run(run)
+    reject_without_episodes(folder)
+    if (missing := find_missing_episodes(folder)) is not None:
+        print(f"Incomplete: {sanitize(missing.describe())}.")
     entries = folder.entries(on_damage=warn)
     won = [entry for entry in entries if entry.success]
     tasks = load_episode_tasks(folder, won)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,14 +12,14 @@ from skyfleet.terminal import print
 
 def compare_command(
     before: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="A report, a folder of reports, a run folder, or a YAML or CSV table of "
+            help="A report, a folder of reports, a run folder or its s3:// address, or a YAML or CSV table of "
             "published rates."
         ),
     ],
     after: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
             help="The evaluation to compare with; a run folder alone compares its first and last."
         ),

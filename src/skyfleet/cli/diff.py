@@ -177,14 +177,14 @@ def _side(
         if entry.kind == "eval":
             sets[entry.set_name][entry.step].append(entry)
     if not sets:
-        raise ConfigError(f"{folder.path} has no evaluation episodes yet")
+        raise ConfigError(f"{folder.place} has no evaluation episodes yet")
     if set_name not in (None, *sets):
-        raise ConfigError(f"--eval-set {set_name}: {folder.path} has {', '.join(sets)}")
+        raise ConfigError(f"--eval-set {set_name}: {folder.place} has {', '.join(sets)}")
     selected = {name: steps for name, steps in sets.items() if set_name in (None, name)}
     if step is None:
         return {name: steps[max(steps) if last else min(steps)] for name, steps in selected.items()}
     chosen = {name: steps[step] for name, steps in selected.items() if step in steps}
     if not chosen:
         known = format_steps({step for steps in selected.values() for step in steps})
-        raise ConfigError(f"{option} {step}: {folder.path} was evaluated at {known}")
+        raise ConfigError(f"{option} {step}: {folder.place} was evaluated at {known}")
     return chosen

@@ -81,7 +81,7 @@ def evaluate_command(
 
 def _check_options(
     agent: str,
-    checkpoint: Path | None,
+    checkpoint: str | None,
     endpoint: str | None,
     model: str | None,
     pass_threshold: float,

@@ -11,13 +11,18 @@ from skyfleet.cli.run_tasks import RunPath
 from skyfleet.terminal import print
 
 EXPERIMENTS = Path("docs/experiments.md")
+"""In a clone; elsewhere the file of this name in the current folder."""
 
 
 def log_command(
     run: RunPath,
     output: Annotated[Path | None, typer.Option(help="A file; by default it is printed.")] = None,
     append: Annotated[
-        bool, typer.Option("--append", help="Append the entry to docs/experiments.md or --output.")
+        bool,
+        typer.Option(
+            "--append",
+            help="Append the entry to --output, or else to docs/experiments.md if there is one, or experiments.md.",
+        ),
     ] = False,
 ) -> None:
     """Write up a run: dataset, method, results, learning signal, errors, next steps."""
@@ -27,11 +32,12 @@ def log_command(
 
     entry = experiment_entry(open_run(run))
     if append:
-        path = output or EXPERIMENTS
+        path = output or (EXPERIMENTS if EXPERIMENTS.is_file() else Path(EXPERIMENTS.name))
         before = path.read_text(encoding="utf-8") if path.exists() else "# Experiments\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, f"{before.rstrip()}\n\n{entry}")
-        print(f"The entry is appended to {path}.")
+        tracked = "; commit it before `skyfleet launch`" if path == EXPERIMENTS else ""
+        print(f"The entry is appended to {path}{tracked}.")
     elif output is None:
         print(entry, end="")
     else:

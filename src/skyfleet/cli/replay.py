@@ -62,17 +62,19 @@ def replay_command(
         print(f"{episode_id} is the same: {turns}, {_describe_grade(trajectory)}")
 
 
-def _find_agent(folder: RunFolder, agent: str, checkpoint: Path | None) -> tuple[Path | None, str]:
+def _find_agent(
+    folder: RunFolder, agent: str, checkpoint: str | None
+) -> tuple[Path | str | None, str]:
     """The checkpoint that continues, by default this run's newest, and a description."""
     from skyfleet.checkpoints.checkpoint import read_checkpoint
     from skyfleet.checkpoints.resume import find_checkpoint
 
     if agent != "policy":
         return checkpoint, f"the {agent} agent"
-    if checkpoint is not None and not (checkpoint / "policy").exists():
-        return checkpoint, f"the model in {checkpoint}"
+    if checkpoint is not None and not (Path(checkpoint) / "policy").exists():
+        return checkpoint, f"the model in {checkpoint}"  # also at an address
     root = folder.path / "checkpoints"
-    found = read_checkpoint(checkpoint) if checkpoint else find_checkpoint(root, "latest")
+    found = read_checkpoint(Path(checkpoint)) if checkpoint else find_checkpoint(root, "latest")
     if found is None:
         # Not the configured path: it may hold another run by now.
         raise ConfigError(f"{root} holds no checkpoint; pass --checkpoint or --agent oracle")
@@ -92,7 +94,7 @@ async def _fork(
     task: Task,
     turn: int,  # from 0
     agent: str,
-    checkpoint: Path | None,
+    checkpoint: Path | str | None,
 ) -> None:
     from skyfleet.analysis.before_after import align_turns
     from skyfleet.api.agents import open_agent

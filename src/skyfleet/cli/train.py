@@ -47,6 +47,15 @@ def train_command(config_args: ConfigArgs = None, dry_run: DryRun = False) -> No
         f"The run is in {folder}: config, metrics, trajectories, checkpoints.\n"
         f"Its report: {folder}/report.html. Its episodes: skyfleet view {folder}"
     )
+    if addresses := _list_addresses(config):
+        print(f"Its copies: {' and '.join(addresses)}")
+
+
+def _list_addresses(config: RunConfig) -> list[str]:
+    from skyfleet.storage.objects import has_credentials
+    from skyfleet.trainer.bucket_layout import locate_locks
+
+    return [address for address in locate_locks(config) if has_credentials(address)]
 
 
 def _has_ranks() -> bool:

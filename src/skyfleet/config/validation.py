@@ -7,6 +7,7 @@ in `skyfleet.algorithms.validation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from skyfleet.config.keys import default_at, known_keys, value_at
 from skyfleet.config.root import RunConfig
@@ -27,6 +28,13 @@ def find_conflicts(config: RunConfig) -> list[str]:
     return [sentence for check in CONFLICT_CHECKS for sentence in check(config)]
 
 
+_COPY_COMMANDS = {
+    "s3": "aws s3 cp --recursive",
+    "gs": "gcloud storage cp -r",
+    "az": "azcopy copy --recursive",
+}
+
+
 def find_unsupported_values(config: RunConfig) -> list[str]:
     """One sentence per value that loads and does not run, neither in training nor in evaluation."""
     tree, known = config.model_dump(mode="json"), known_keys()
@@ -38,7 +46,22 @@ def find_unsupported_values(config: RunConfig) -> list[str]:
         and not rule.supports(
             value := value_at(tree, rule.key), default_at(tree, rule.key), backend
         )
+    ] + [
+        f"{key}={path!r} is an address, and a model is loaded from a folder: copy it with "
+        f"`{_COPY_COMMANDS[scheme]} {path} models/{PurePosixPath(path).name}` and set the key to "
+        "that folder"
+        for key, path in _list_model_paths(config).items()
+        if (scheme := path.partition("://")[0]) in _COPY_COMMANDS and "://" in path
     ]
+
+
+def _list_model_paths(config: RunConfig) -> dict[str, str]:
+    trainer = config.trainer
+    return {
+        "trainer.policy.model.path": trainer.policy.model.path,
+        "trainer.ref.model.path": trainer.ref.model.path or "",
+        "trainer.critic.model.path": trainer.critic.model.path or "",
+    }
 
 
 def find_untrainable(config: RunConfig) -> list[str]:

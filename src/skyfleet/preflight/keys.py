@@ -19,7 +19,7 @@ from skyfleet.envs.tls import tls_context
 from skyfleet.preflight.check import CheckFailedError, Subject, check
 from skyfleet.redaction import remember_secrets
 from skyfleet.storage.objects import has_credentials
-from skyfleet.trainer.bucket_layout import read_bucket
+from skyfleet.storage.store import read_bucket
 
 _REJECTED = (401, 403)
 _REQUEST_SECONDS = 20

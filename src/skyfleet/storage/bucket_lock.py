@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from threading import Event, Lock, Thread
 
@@ -135,19 +135,24 @@ class BucketLock:
 
 
 @asynccontextmanager
-async def lock_address(
-    address: str | None, on_wait: Callable[[str], None] = lambda _: None
+async def lock_addresses(
+    addresses: Sequence[str], on_wait: Callable[[str], None] = lambda _: None
 ) -> AsyncIterator[list[BucketLock]]:
-    """Hold the lock of an address; none without one."""
-    if address is None:
-        yield []
-        return
-    lock = BucketLock(address)
-    await lock.acquire(on_wait)
+    """Hold the locks of all addresses, or none; what a lost machine left is waited for once."""
+    locks, held = [BucketLock(address) for address in addresses], list[BucketLock]()
+
+    async def acquire(lock: BucketLock) -> None:
+        await lock.acquire(on_wait)
+        held.append(lock)
+
     try:
-        yield [lock]
+        for result in await asyncio.gather(*map(acquire, locks), return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        yield locks
     finally:
-        lock.release()
+        for lock in held:
+            lock.release()
 
 
 def _has_ended(owner: Owner) -> bool:

@@ -130,7 +130,7 @@ def stat_object(address: str) -> ObjectInfo:
 
 
 def list_objects(address: str) -> list[ObjectInfo]:
-    """Every object below an address, by name."""
+    """Every object below an address, by name, without what marks a folder in S3's console or s3fs."""
     import_obstore()
     import obstore
 
@@ -141,8 +141,15 @@ def list_objects(address: str) -> list[ObjectInfo]:
             _describe(entry, prefix)
             for batch in obstore.list(place.store, prefix or None)
             for entry in batch
+            if entry["path"].startswith(prefix)  # the key of a marker is the prefix itself
         ]
-    return sorted(found, key=lambda info: info.name)
+    folders = {info.name[:at] for info in found for at in _find_slashes(info.name)}
+    files = [info for info in found if info.size_bytes or info.name not in folders]
+    return sorted(files, key=lambda info: info.name)
+
+
+def _find_slashes(name: str) -> list[int]:
+    return [at for at, character in enumerate(name) if character == "/"]
 
 
 def list_folders(address: str) -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skyfleet.errors import MissingExtraError
+
+_INVALID_KEY = re.compile(r'[Pp]ath ("[^"]*") contained empty path segment')
 
 
 def import_obstore() -> None:
@@ -27,6 +30,9 @@ def explain_errors(address: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "no such object or bucket", address) from None
     except BaseError as error:
+        if (found := _INVALID_KEY.search(str(error))) is not None:
+            reason = f"the key {found[1]} has an empty part; rename or remove that object"
+            raise OSError(errno.EINVAL, reason, address) from None
         if "NoSuchBucket" in str(error):
             raise FileNotFoundError(errno.ENOENT, "no such bucket", address) from None
         denied = type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError")

@@ -23,7 +23,7 @@ def truncate_rows(
     kept: list[tuple[bytes, dict[str, object]]] = []
     data = path.read_bytes() if path.exists() else None
     for line in (data or b"").splitlines():
-        row = _parse(line)
+        row = parse_row(line)
         if row is None:
             # A process killed while writing leaves half a line; its step is run again.
             logger.warning("%s: dropped an incomplete line: %.60r", path, line)
@@ -53,7 +53,7 @@ def _drop_repeated(
 def read_last_step(path: Path) -> int | None:
     """The highest step of a file's rows; None without a row."""
     lines = path.read_bytes().splitlines() if path.exists() else []
-    return max((read_step(row) for line in lines if (row := _parse(line))), default=None)
+    return max((read_step(row) for line in lines if (row := parse_row(line))), default=None)
 
 
 def read_step(row: dict[str, object]) -> int:
@@ -68,7 +68,7 @@ def find_missing(steps: Sequence[int], last_step: int) -> list[int]:
     return [step for step in range(last_step + 1) if step not in present]
 
 
-def _parse(line: bytes) -> dict[str, object] | None:
+def parse_row(line: bytes) -> dict[str, object] | None:
     try:
         row = json.loads(line)
     except ValueError:

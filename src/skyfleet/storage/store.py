@@ -41,3 +41,12 @@ def sibling_address(address: Path | str, name: str) -> str:
     """Return the address of a sibling: `beside("s3://b/data/train.parquet", "manifest.json")` is s3://b/data/manifest.json."""
     folder, slash, _ = str(address).rpartition("/")
     return f"{folder}{slash}{name}"
+
+
+def read_bucket(value: str) -> str:
+    """The address of `trainer.ckpt_bucket` or `trainer.trajectory_bucket`; a bare name is in S3."""
+    if is_address(value):
+        return value.rstrip("/")
+    if value.startswith(("/", ".", "~")):
+        return str(Path(value).expanduser().absolute())
+    return f"s3://{value}"

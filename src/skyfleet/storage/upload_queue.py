@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 2.0
 _MAX_RETRY_SECONDS = 60.0
+FAILURES_BEFORE_REPORT = 10
+"""About five minutes."""
 STOP_SECONDS = 5.0
 
 Check = Callable[[], None]
@@ -48,6 +50,10 @@ class UploadQueue:
 
     def __init__(self, title: str, *, guard: Check = lambda: None) -> None:
         self.title, self._guard = title, guard
+        self.on_failing: Callable[[str, str], object] = lambda name, reason: None
+        """Called in the queue's thread when an upload has failed `FAILURES_BEFORE_REPORT` times, with
+        its name and the last error; not again before one has succeeded."""
+        self._is_reported = False
         self._jobs: dict[Hashable, _Job] = {}
         self._running: Hashable | None = None
         self._changed = Condition()
@@ -98,6 +104,7 @@ class UploadQueue:
             name, job = taken
             try:
                 job.work(self.check)
+                self._is_reported = False
             except UploadStoppedError:
                 pass
             except UploadRejectedError as error:
@@ -137,3 +144,6 @@ class UploadQueue:
             reason,
             wait_seconds,
         )
+        if job.failures >= FAILURES_BEFORE_REPORT and not self._is_reported:
+            self._is_reported = True
+            self.on_failing(f"{self.title} {name}", reason)

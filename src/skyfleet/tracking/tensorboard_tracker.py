@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from skyfleet.storage.local import sync_file
 class TensorboardTracker:
     """TensorBoard event files."""
 
-    def __init__(self, folder: Path, *, resume_step: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resume_step: int | None,
+        rows_before: Callable[[], Iterable[tuple[int, Mapping[str, float]]]] = tuple,
+    ) -> None:
+        """`rows_before` are written first if a resumed run has none in this folder."""
         try:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
             from tensorboard.compat.proto.summary_pb2 import Summary
@@ -22,7 +29,11 @@ class TensorboardTracker:
         except ImportError:
             raise MissingExtraError("tensorboard", "tensorboard") from None
         self._event, self._summary = Event, Summary
+        is_new = resume_step is not None and not any(folder.glob("events.*"))
         self._folder, self._writer = folder, EventFileWriter(str(folder))
+        if is_new:
+            for step, row in rows_before():
+                self.log(row, step)
         if resume_step is not None:
             # After this event TensorBoard ignores what earlier files hold from this step on.
             self._add(Event(session_log=SessionLog(status=SessionLog.START)), resume_step + 1)

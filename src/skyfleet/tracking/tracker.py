@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from skyfleet.config.tracking import Wandb
 from skyfleet.errors import ConfigError, MissingExtraError
 from skyfleet.tracking.background import RunState
 from skyfleet.tracking.console import ConsoleTracker
-from skyfleet.tracking.jsonl_tracker import JsonlTracker
+from skyfleet.tracking.jsonl_tracker import JsonlTracker, read_rows_until
 from skyfleet.tracking.mlflow_tracker import MlflowTracker
 from skyfleet.tracking.tensorboard_tracker import TensorboardTracker
 from skyfleet.tracking.trackio_tracker import TrackioTracker
@@ -101,7 +102,9 @@ def make_trackers(
             project_name=project_name, run_name=run_name, config=config, resume_step=resume_step
         ),
         "tensorboard": lambda: TensorboardTracker(
-            run_folder / "tensorboard", resume_step=resume_step
+            run_folder / "tensorboard",
+            resume_step=resume_step,
+            rows_before=partial(read_rows_until, run_folder, resume_step),
         ),
         "jsonl": lambda: JsonlTracker(run_folder, resume_step=resume_step, has_rows=has_rows),
         "console": lambda: ConsoleTracker(

@@ -45,7 +45,7 @@ class RunAlerts:
     ) -> None:
         self._sender = sender
         self._folder, self._run_name, self._description = folder, run_name, description
-        self._dollars_per_hour = dollars_per_hour
+        self._dollars_per_hour, self._is_finished = dollars_per_hour, False
         self._opened_at, self._first_step = perf_counter(), 0
 
     def begin(self, *, opened_at: float, first_step: int) -> None:
@@ -121,6 +121,19 @@ class RunAlerts:
             )
         )
 
+    def report_failing_upload(self, name: str, reason: str) -> None:
+        """Called in the thread that uploads."""
+        if self._is_finished:
+            return
+        self._send(
+            lambda: Alert(
+                kind=AlertKind.UPLOAD,
+                key=f"upload/{name}",
+                title=f"{self._run_name}: {name} cannot be uploaded",
+                text=f"{reason}\nIt stays on the machine's disk and is tried again every minute.",
+            )
+        )
+
     def report_end(self, step: int, best_step: int, table: str) -> None:
         self._send(
             lambda: Alert(
@@ -138,6 +151,7 @@ class RunAlerts:
 
     def finish(self) -> None:
         """Take no further alerts; the deadline of `close` begins."""
+        self._is_finished = True
         if self._sender is not None:
             self._sender.finish()
 

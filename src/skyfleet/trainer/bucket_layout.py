@@ -8,7 +8,8 @@ from pathlib import Path, PurePath
 from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError
-from skyfleet.storage.objects import has_credentials, is_address, join, list_folders
+from skyfleet.storage.objects import has_credentials, join, list_folders
+from skyfleet.storage.store import read_bucket
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +22,6 @@ def list_records(folder: Path) -> list[str]:
     reports = sorted(folder.glob("reports/step_*/[!.]*"))
     found = [folder / name for name in _RECORDS if (folder / name).is_file()]
     return [path.relative_to(folder).as_posix() for path in (*found, *reports)]
-
-
-def read_bucket(value: str) -> str:
-    """The address of `trainer.ckpt_bucket` or `trainer.trajectory_bucket`; a bare name is in S3."""
-    if is_address(value):
-        return value.rstrip("/")
-    if value.startswith(("/", ".", "~")):
-        return str(Path(value).expanduser().absolute())
-    return f"s3://{value}"
 
 
 def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:
@@ -45,14 +37,17 @@ def locate_checkpoints(config: RunConfig) -> BucketCheckpoints | None:
     )
 
 
-def locate_lock(config: RunConfig) -> str | None:
-    """The address under which one process at a time uploads; None without a bucket."""
-    trainer = config.trainer
-    if (checkpoints := locate_checkpoints(config)) is not None:
-        return checkpoints.address
-    if trainer.trajectory_bucket is None:
-        return None
-    return join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name)
+def locate_locks(config: RunConfig) -> list[str]:
+    """The addresses under which one process at a time uploads.
+
+    Runs of one name and two models have checkpoints of their own and the same episodes, so each bucket
+    has a lock.
+    """
+    trainer, checkpoints = config.trainer, locate_checkpoints(config)
+    addresses = [] if checkpoints is None else [checkpoints.address]
+    if trainer.trajectory_bucket is not None:
+        addresses.append(join(read_bucket(trainer.trajectory_bucket), "runs", trainer.run_name))
+    return addresses
 
 
 def check_buckets(config: RunConfig) -> None:

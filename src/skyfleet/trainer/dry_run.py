@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from skyfleet.algorithms.validation import check_algorithm
+from skyfleet.algorithms.validation import check_algorithm, correct_stale_samples
 from skyfleet.config.root import RunConfig
 from skyfleet.config.validation import find_unsupported_values, find_untrainable
 from skyfleet.envs.registry import check_task_classes, env_factory
 from skyfleet.envs.verifiers.confinement import check_verifiers
 from skyfleet.errors import SkyfleetError, require_torch
+from skyfleet.storage.store import is_remote
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.bucket_layout import drop_buckets_without_credentials
 from skyfleet.trainer.preflight import find_training_warnings, reference_checks
-from skyfleet.trainer.restoring import find_newer_in_bucket
+from skyfleet.trainer.restoring import find_newer_in_bucket, open_bucket_step
 from skyfleet.trainer.resuming import check_startable, describe_start
 from skyfleet.trainer.tasks import (
     build_sampler,
@@ -57,7 +58,7 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
         problems=[*find_unsupported_values(config), *find_untrainable(config)],
     )
     plan.check(check_algorithm, config)
-    start = plan.check(_find_start, config)
+    start = plan.check(_find_start, config) or _Start()
     plan.check(env_factory, config)
     for check in reference_checks(config):
         plan.check(check)
@@ -66,21 +67,33 @@ def plan_dry_run(config: RunConfig) -> DryRunPlan:
     fitted = plan.check(_fit_memory, config)
     tasks = plan.check(load_training_tasks, config)
     if tasks is not None:
-        _plan_steps(config, tasks, plan)
-    if start:
-        plan.steps.append(start)
+        _plan_steps(config, tasks, plan, start.step)
+    if start.sentence:
+        plan.steps.append(start.sentence)
     _plan_evaluations(config, tasks, plan)
     plan.steps.extend(fitted or ())
     return plan
 
 
-def _find_start(config: RunConfig) -> str | None:
-    start = describe_start(config, check_startable(config))
+class _Start(NamedTuple):
+    sentence: str | None = None
+    step: int = 0
+    """The step from which the run resumes."""
+
+
+def _find_start(config: RunConfig) -> _Start:
+    checkpoint = check_startable(config)
     newer = find_newer_in_bucket(drop_buckets_without_credentials(config))
-    return start if newer is None else f"would download {newer} and resume from it"
+    path = str(config.trainer.resume_path)
+    if newer is None and config.trainer.resume_mode == "from_path" and is_remote(path):
+        newer = path  # or what the command has saved since
+    if newer is not None:
+        step = open_bucket_step(newer)[1]
+        return _Start(f"would download {newer} and resume from it", step)
+    return _Start(describe_start(config, checkpoint), checkpoint.step if checkpoint else 0)
 
 
-def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:
+def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan, resume_step: int) -> None:
     trainer, n_samples = config.trainer, config.generator.n_samples_per_prompt
     plan.check(build_sampler, config, tasks)
     plan.check(check_task_classes, config, tasks)
@@ -88,10 +101,25 @@ def _plan_steps(config: RunConfig, tasks: list[Task], plan: DryRunPlan) -> None:
     schedule = build_schedule(config, n_tasks=len(tasks))
     envs = ", ".join(f"{n} {env}" for env, n in Counter(t.env_key for t in tasks).items())
     plan.steps.append(f"would train {trainer.policy.model.path} on {len(tasks)} tasks ({envs}):")
+    steps = f"{schedule.warm_start_steps} warm-start steps, then {schedule.total_steps} steps"
+    if resume_step:
+        steps = f"{max(0, schedule.total_steps - resume_step)} of {schedule.total_steps} steps"
     plan.steps.append(
-        f"{schedule.warm_start_steps} warm-start steps, then {schedule.total_steps} steps of "
-        f"{trainer.train_batch_size} x {n_samples} = {trainer.train_batch_size * n_samples} "
-        "episodes"
+        f"{steps} of {trainer.train_batch_size} x {n_samples} = "
+        f"{trainer.train_batch_size * n_samples} episodes"
+    )
+    if trainer.fully_async.enabled:
+        plan.steps.append(_describe_async(config))
+
+
+def _describe_async(config: RunConfig) -> str:
+    before, after = config.trainer.algorithm, correct_stale_samples(config).trainer.algorithm
+    added = ""
+    if before.off_policy_correction != after.off_policy_correction:
+        added = "; no correction is configured, so tis_ratio_type=token is added"
+    return (
+        "asynchronous: rollouts and updates at the same time, a token at most "
+        f"{config.trainer.fully_async.max_staleness_steps} updates old{added}"
     )
 
 

@@ -21,7 +21,7 @@ from uuid import uuid4
 from skyfleet.checkpoints.checkpoint import Checkpoint
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError
-from skyfleet.storage.local import sync_folder
+from skyfleet.storage.local import discard, sync_folder
 from skyfleet.tasks.task import Task
 from skyfleet.trainer.run_identity import is_own_checkpoint
 from skyfleet.trajectories.journal_segment import (
@@ -210,6 +210,12 @@ class StepJournal:
             yield
         finally:
             self.seconds += perf_counter() - start
+
+
+def clear_journal(run: Path) -> None:
+    """Forget every episode of the run in this folder, which goes on from another machine's weights."""
+    if (run / FOLDER).exists():
+        discard(run / FOLDER)
 
 
 def choose_run_id(saved: str, checkpoint: Checkpoint | None, checkpoints: Path) -> str:

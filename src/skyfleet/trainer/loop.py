@@ -147,6 +147,7 @@ async def finish_step(run: Run, *, stopping: bool = False) -> dict[str, float]:
     run.log.add(
         {"trainer/global_step": float(step), "trainer/epoch": float(run.rollouts.sampler.epoch)}
     )
+    run.log.add(run.uploads.metrics)
     row = run.log.pending
     run.check_locks()
     run.log.commit(step)

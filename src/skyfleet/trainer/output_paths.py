@@ -8,8 +8,8 @@ from typing import Any
 from skyfleet.config.keys import flatten
 from skyfleet.config.root import RunConfig
 from skyfleet.storage.objects import is_address
+from skyfleet.storage.store import read_bucket
 from skyfleet.storage.working_directory import anchor_path
-from skyfleet.trainer.bucket_layout import read_bucket
 
 _FOLDERS = ("run_path", "ckpt_path", "export_path")
 _BUCKETS = ("ckpt_bucket", "trajectory_bucket")

@@ -50,6 +50,8 @@ async def plan_run(
     start = perf_counter()
     require_torch()
     check_trainable(config)
+    if not config.data.train_data:  # before a model is looked for on the hub
+        raise ConfigError("data.train_data is empty; name the configuration of a run, such as tiny")
     check_references(config)
     memory = _plan_memory(config)
     _warn_if_busy()

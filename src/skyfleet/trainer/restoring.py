@@ -22,6 +22,8 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError, ConfigError
 from skyfleet.storage.local import make_folder, write_atomically
 from skyfleet.trainer.bucket_layout import locate_checkpoints
+from skyfleet.trainer.journal import clear_journal
+from skyfleet.trainer.run_history import forget_other_history
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ def download_newer(
             continue
         on_progress(f"downloading {bucket.step_address(step)}")
         if not restored:
+            forget_other_history(config, bucket)
             restore_records(config, bucket)
             restored = True
         try:
@@ -123,6 +126,7 @@ def download_resume_path(config: RunConfig, on_progress: OnProgress) -> None:
     here = [found for found in list_complete_checkpoints(root) if found.manifest == manifest]
     if not here:
         on_progress(f"downloading {address}")
+        clear_journal(Path(config.trainer.run_path))  # sampled by other weights, perhaps
         bucket.download(step, root)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from skyfleet.analysis.html.page import write_report
+from skyfleet.analysis.missing_episodes import find_missing_episodes
 from skyfleet.analysis.plan_comparison import compare_plan
 from skyfleet.analysis.run_folder import open_run
 from skyfleet.analysis.run_plan import PLAN
@@ -23,7 +25,7 @@ from skyfleet.evaluation.held_out import compare_held_out
 from skyfleet.evaluation.model_selection import describe_best_step
 from skyfleet.evaluation.report import EvalReport, load_report
 from skyfleet.evaluation.table import comparison_table
-from skyfleet.storage.bucket_lock import lock_address
+from skyfleet.storage.bucket_lock import lock_addresses
 from skyfleet.storage.disk_full import explain_disk_full
 from skyfleet.storage.local import write_atomically
 from skyfleet.trainer.attachments import RESULTS, attach_inputs, attach_results
@@ -31,7 +33,7 @@ from skyfleet.trainer.bucket_layout import (
     REPORT,
     check_buckets,
     drop_buckets_without_credentials,
-    locate_lock,
+    locate_locks,
 )
 from skyfleet.trainer.output_paths import anchor_paths, list_given_paths
 from skyfleet.trainer.resuming import (
@@ -42,6 +44,7 @@ from skyfleet.trainer.resuming import (
     hold_run_folders,
     prepare_folders,
 )
+from skyfleet.trainer.trajectory_downloads import download_episodes
 from skyfleet.trainer.uploads import RunUploads
 from skyfleet.trainer.usage import record_usage
 
@@ -115,7 +118,7 @@ async def open_training_run(
     check_buckets(config)
     async with (
         hold_run_folders(config, on_progress) as locks,
-        lock_address(locate_lock(config), on_progress) as bucket_locks,
+        lock_addresses(locate_locks(config), on_progress) as bucket_locks,
     ):
         checkpoint = prepare_folders(config, on_progress)
         if sentence := describe_start(config, checkpoint):
@@ -136,7 +139,9 @@ async def open_training_run(
             )
             run = replace(
                 run,
-                uploads=RunUploads.from_config(anchored, bucket_locks),
+                uploads=RunUploads.from_config(
+                    anchored, bucket_locks, on_failing=run.alerts.report_failing_upload
+                ),
                 opened_at=start,
                 first_step=run.state.step,
             )
@@ -150,6 +155,7 @@ async def open_training_run(
                     last_step = run.state.step if checkpoint else -1
                     discard_replayed_steps(folder, last_step)
                     run.checker.resume(last_step)
+                    await asyncio.to_thread(download_episodes, anchored, last_step, on_progress)
                 run.uploads.start()
                 with tuned_gc():
                     yield run
@@ -183,6 +189,8 @@ def conclude(run: Run) -> TrainingOutcome:
     if comparisons:
         best, deciding = run.state.best_step, next(iter(run.evaluator.sets))
         table = f"{comparison_table(comparisons)}\n{describe_best_step(deciding, best)}\n"
+        if sentence := _describe_missing(run.folder):
+            table += f"Incomplete: {sentence}.\n"
         write_atomically(run.folder / RESULTS, table)
     else:  # those of an earlier end of this run would be taken for its results
         (run.folder / RESULTS).unlink(missing_ok=True)
@@ -203,6 +211,15 @@ def conclude(run: Run) -> TrainingOutcome:
     attach_results(run.log, run.folder)
     run.alerts.report_end(outcome.step, outcome.best_step, outcome.table or "")
     return outcome
+
+
+def _describe_missing(folder: Path) -> str | None:
+    try:
+        missing = find_missing_episodes(open_run(folder))
+    except SkyfleetError as error:  # the report says the same
+        logger.info("missing episodes are not listed: %s", error)
+        return None
+    return missing and missing.describe()
 
 
 def _compare_sets(run: Run) -> Iterator[Comparison]:

@@ -8,16 +8,22 @@ the run's `report.html` beside them at the end,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
+from skyfleet.analysis.missing_episodes import find_missing_episodes
+from skyfleet.analysis.run_folder import open_run
 from skyfleet.checkpoints.bucket import read_record
-from skyfleet.storage.objects import join, list_objects, write_object
+from skyfleet.errors import SkyfleetError
+from skyfleet.storage.objects import join, list_objects, stat_object, write_object
 from skyfleet.storage.transfer import Check, upload_file
 from skyfleet.storage.upload_queue import UploadQueue
 from skyfleet.trainer.bucket_layout import REPORT, list_records
 from skyfleet.trajectories.skyrl_dump import RESULTS
+
+logger = logging.getLogger(__name__)
 
 _SMALL_BYTES = 8 * 1024 * 1024
 
@@ -50,8 +56,7 @@ class TrajectoryUploads:
 
     def publish_records(self) -> None:
         """Copy what was written after the last step: results.md and the report."""
-        records = [self._folder / name for name in (*list_records(self._folder), REPORT)]
-        self.queue.put("the records", partial(self._upload, records))
+        self.queue.put("the records", self._upload_records)
 
     def _list_files(self, step: str) -> list[Path]:
         folder = self._folder / "trajectories"
@@ -95,6 +100,25 @@ class TrajectoryUploads:
         for path in files:
             check()
             self._upload_file(path, check)
+
+    def _upload_records(self, check: Check) -> None:
+        self._upload([self._folder / name for name in list_records(self._folder)], check)
+        report = self._folder / REPORT
+        if report.is_file() and self._may_replace(report):
+            self._upload([report], check)
+
+    def _may_replace(self, report: Path) -> bool:
+        """Not by one that lacks episodes, which the machines before this one may have had."""
+        address = self._find_address(report)
+        try:
+            missing = find_missing_episodes(open_run(self._folder))
+            if missing is None:
+                return True
+            stat_object(address)
+        except (FileNotFoundError, SkyfleetError):  # trying again cannot help with a damaged record
+            return True
+        logger.warning("%s stays as it is: %s", address, missing.describe())
+        return False
 
     def _upload_file(self, path: Path, check: Check) -> None:
         if not path.is_file():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from skyfleet.checkpoints.uploads import CheckpointUploads
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import CheckpointError
 from skyfleet.storage.bucket_lock import BucketLock
+from skyfleet.storage.store import read_bucket
 from skyfleet.storage.upload_queue import UploadQueue, UploadRejectedError
-from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints, read_bucket
+from skyfleet.trainer.bucket_layout import list_records, locate_checkpoints
 from skyfleet.trainer.trajectory_uploads import TrajectoryUploads
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,17 @@ class RunUploads:
     timeout_seconds: float = 0.0
 
     @classmethod
-    def from_config(cls, config: RunConfig, locks: Sequence[BucketLock] = ()) -> RunUploads:
-        """`locks` stop the uploads of a process whose bucket was taken over by another."""
+    def from_config(
+        cls,
+        config: RunConfig,
+        locks: Sequence[BucketLock] = (),
+        *,
+        on_failing: Callable[[str, str], object] = lambda name, reason: None,
+    ) -> RunUploads:
+        """`locks` stop the uploads of a process whose bucket was taken over by another.
+
+        `on_failing` is called once per outage in the thread that uploads, with a name and the reason.
+        """
         trainer, folder = config.trainer, Path(config.trainer.run_path)
         guard = partial(_check_locks, locks)
         bucket, trajectories = locate_checkpoints(config), None
@@ -58,6 +68,9 @@ class RunUploads:
                 follows=None if trajectories is None else trajectories.queue,
                 guard=guard,
             )
+        for owner in (checkpoints, trajectories):
+            if owner is not None:
+                owner.queue.on_failing = on_failing
         return cls(
             checkpoints=checkpoints,
             trajectories=trajectories,
@@ -75,6 +88,13 @@ class RunUploads:
     def pending_steps(self) -> list[int]:
         """Checkpoints that are not in the bucket yet, and must stay on the disk."""
         return self.checkpoints.pending_steps if self.checkpoints else []
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """How many checkpoints wait for their upload; empty without a bucket."""
+        if self.checkpoints is None:
+            return {}
+        return {"checkpoint/not_uploaded": float(len(self.pending_steps))}
 
     def submit(self, checkpoint: Checkpoint) -> None:
         if self.checkpoints:

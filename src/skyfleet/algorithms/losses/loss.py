@@ -88,8 +88,9 @@ Selector = Callable[[LossInputs], "Tensor"]
 def metrics_at_ratio_one(values: Mapping[str, int]) -> Callable[[Algorithm], Mapping[str, str]]:
     """For `PolicyLoss.constant_metrics`: the values that metrics of the ratio have at ratio 1."""
     reasons = {
-        name: f"stays {value}: with one update per batch the ratio is 1 wherever it is measured. It "
-        "says nothing about the learning rate"
+        name: f"is always {value} in this run: each batch is used for one update, and before it the new "
+        "policy is the old one. Do not tune the learning rate by it; policy/policy_kl and the reward "
+        "show what an update changes"
         for name, value in values.items()
     }
     return lambda _: reasons

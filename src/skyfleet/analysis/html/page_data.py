@@ -12,6 +12,7 @@ from skyfleet.analysis.before_after import BehaviourChange, EpisodeOutcome, comp
 from skyfleet.analysis.failure_class import FailureClass
 from skyfleet.analysis.failures import classify
 from skyfleet.analysis.learning_signal import EnvSignal, compute_signals, first_and_last_quarter
+from skyfleet.analysis.missing_episodes import find_missing_episodes
 from skyfleet.analysis.run_folder import RunFolder, read_entries
 from skyfleet.errors import SkyfleetError, TaskError
 from skyfleet.evaluation.compare import Comparison, compare
@@ -33,7 +34,7 @@ class ReportRun:
     training: tuple[Entry, ...]
     evaluation: tuple[Entry, ...]
     notes: tuple[str, ...]
-    """One sentence per file of episodes that cannot be read."""
+    """One sentence per file of episodes that cannot be read, and one if the folder lacks some."""
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class ReportRun:
 
     def view_command(self, entry_id: str) -> str:
         """The command that opens the episode in the viewer."""
-        return shlex.join(("skyfleet", "view", str(self.folder.path), "--episode", entry_id))
+        return shlex.join(("skyfleet", "view", self.folder.place, "--episode", entry_id))
 
 
 def read_runs(folders: Sequence[RunFolder]) -> list[ReportRun]:
@@ -81,6 +82,8 @@ def first_and_last_entries(run: ReportRun) -> tuple[list[Entry], list[Entry]]:
 def _read(folder: RunFolder, *, slot: int, alone: bool) -> ReportRun:
     notes: list[str] = []
     entries = folder.entries(on_damage=lambda error: notes.append(f"Skipped: {error}."))
+    if (missing := find_missing_episodes(folder)) is not None:
+        notes.append(f"Incomplete: {missing.describe()}.")
     return ReportRun(
         folder=folder,
         slot=slot,

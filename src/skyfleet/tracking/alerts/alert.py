@@ -1,4 +1,4 @@
-"""Alert: one message about a run. AlertSender: sends alerts in the background, each one once."""
+"""Alert: one message about a run. AlertSender: sends alerts in the background, in order."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ logger = logging.getLogger(__name__)
 
 ALERTS_FILE = "alerts.json"
 """In the run folder: what was sent, and to which thread, for a resumed run."""
-MAX_ATTEMPTS = 6
+ATTEMPTS_BEFORE_WARNING = 6
+"""Half a minute of an outage; it is retried until the run ends."""
 FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 60.0
 MAX_RETRY_AFTER_SECONDS = 600.0
 """Longer pauses are cut to this one."""
 
 
+DRAIN_SECONDS = 15.0
+"""For the alerts that wait at the end of a run."""
+
+
 class AlertKind(StrEnum):
     START = "start"
     EVALUATION = "evaluation"
     SENTINEL = "sentinel"
+    UPLOAD = "upload"
     FAILED = "failed"
     END = "end"
 
@@ -41,7 +47,7 @@ class AlertKind(StrEnum):
 class Alert:
     kind: AlertKind
     key: str
-    """Alerts of one key are sent once per run, also after it is resumed."""
+    """An alert of a key that was sent is not sent again, also after the run is resumed."""
     title: str
     """One line."""
     text: str = ""
@@ -80,7 +86,7 @@ class AlertSender:
         folder: Path,
         *,
         sent: Mapping[str, Any] | None = None,
-        drain_seconds: float = 15.0,
+        drain_seconds: float | None = None,
     ) -> None:
         """`sent` is what `list_sent` returned; a file in the folder is newer."""
         self._channels = [
@@ -88,7 +94,7 @@ class AlertSender:
                 receiver,
                 folder / f"{receiver.name}_{ALERTS_FILE}",
                 (sent or {}).get(receiver.name),
-                drain_seconds,
+                DRAIN_SECONDS if drain_seconds is None else drain_seconds,
             )
             for receiver in receivers
         ]
@@ -127,7 +133,7 @@ class _Channel:
         self._receiver, self._path = receiver, path
         self._sent = self._load(sent)
         self._queued = set(self._sent)
-        self._is_rejected = False
+        self._is_rejected = self._is_outage_reported = False
         self.queue = BackgroundQueue[Alert](
             f"alerts to {receiver.name}", self._handle, drain_seconds=drain_seconds
         )
@@ -140,8 +146,8 @@ class _Channel:
     def _handle(self, alert: Alert, pause: Pause) -> None:
         if self._is_rejected:
             return
-        wait_seconds = FIRST_BACKOFF_SECONDS
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        wait_seconds, attempt, is_last = FIRST_BACKOFF_SECONDS, 1, False
+        while True:  # the others wait, because the first one is the parent of the thread
             try:
                 self._receiver.send(alert)
                 break
@@ -149,14 +155,27 @@ class _Channel:
                 self._is_rejected = True
                 raise
             except TryAgainError as error:
+                if is_last:
+                    raise
+                if attempt == ATTEMPTS_BEFORE_WARNING:
+                    self._report_outage(error)
                 # Jitter: all runs of a cluster meet an outage at the same time.
                 seconds = error.seconds or uniform(0.5, 1.0) * wait_seconds
                 wait_seconds = min(2 * wait_seconds, MAX_BACKOFF_SECONDS)
-                if attempt == MAX_ATTEMPTS or not pause(seconds):
-                    self._queued.discard(alert.key)
-                    raise
+                # The run ends before that: once more, because the outage may be over.
+                attempt, is_last = attempt + 1, not pause(seconds)
         self._sent.append(alert.key)
         self._save()
+
+    def _report_outage(self, error: TryAgainError) -> None:
+        if not self._is_outage_reported:
+            self._is_outage_reported = True
+            logger.warning(
+                "alerts to %s wait: %s; they are tried again until the run ends, and further "
+                "outages are not reported",
+                self.name,
+                redact(str(error)),
+            )
 
     def list_sent(self) -> dict[str, Any]:
         return {"state": dict(self._receiver.state), "sent": list(self._sent)}

@@ -25,6 +25,7 @@ _SYMBOLS = {
     AlertKind.START: ":rocket:",
     AlertKind.EVALUATION: ":bar_chart:",
     AlertKind.SENTINEL: ":warning:",
+    AlertKind.UPLOAD: ":warning:",
     AlertKind.FAILED: ":x:",
     AlertKind.END: ":checkered_flag:",
 }
