@@ -270,13 +270,9 @@ def test_setup_reuses_a_complete_environment_and_passes_every_filter_to_prepare(
     assert "reusing" in done.stdout
     filters = ["--env-filter", "booking,github", "--difficulty-filter", "1,2"]
     filters += ["--max-tasks", "50", "--eval-ratio", "0.2", "--data-version", "v0.3"]
-    assert made.calls() == [
-        [
-            *("tasks", "prepare", "--tasks-json", f"s3://sets/v0.3/openenv/all_{modality}.json"),
-            *("--output-dir", f"data/fleet/{modality}", "--modality", modality, *filters),
-        ]
-        for modality in ("tool_use", "computer_use")
-    ]
+    source = ["--tasks-json", "s3://sets/v0.3/openenv/all_{modality}.json"]
+    folder = ["--output-dir", "data/fleet/{modality}", "--modality", "both"]
+    assert made.calls() == [["tasks", "prepare", *source, *folder, *filters]]
 
 
 def test_setup_without_fleets_dataset_prepares_nothing(machine: Callable[[str], Machine]) -> None:

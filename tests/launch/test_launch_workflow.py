@@ -22,7 +22,7 @@ FILES = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 SCRIPTS = ROOT / "src/skyfleet/launch/scripts"
 INPUTS = {
     *("modality", "env_key", "task_name", "difficulty", "max_tasks", "cloud", "data_version"),
-    *("resume_run_name", "disable_slack"),
+    *("eval_ratio", "resume_run_name", "disable_slack"),
 }
 SECRETS = {
     *("FLEET_API_KEY", "WANDB_API_KEY_TOOL_USE", "WANDB_API_KEY_COMPUTER_USE", "LAMBDA_API_KEY"),
@@ -59,7 +59,7 @@ def test_the_training_workflow_has_the_inputs_and_the_secrets_of_the_guide() -> 
 def test_every_input_reaches_the_launch() -> None:
     training = load_training()
     variables = set(training["env"]) - {"SKYPILOT"}
-    assert variables - {"EVAL_RATIO", "SLACK_CHANNEL"} == {name.upper() for name in INPUTS}
+    assert variables - {"SLACK_CHANNEL"} == {name.upper() for name in INPUTS}
     (launch,) = [step for step in training["jobs"]["train"]["steps"] if step.get("id") == "launch"]
     used = set(re.findall(r"\$(\w+)", launch["run"]))
     # The name of the run, which may be the one to resume, comes from the preflight job.
@@ -135,12 +135,14 @@ def test_preflight_tries_the_configuration_of_the_task_file_on_the_prepared_data
         given = {"TASK_NAME": task, "MODALITY": modality, "DIFFICULTY": "all", "RUN_NAME": "r"}
         path = f"{tmp_path}:{os.environ['PATH']}"
         code, output, _ = run_preflight(step, tmp_path, PATH=path, **given, **EMPTY)
-        *prepared, tried = output.splitlines()
+        prepared, tried = output.splitlines()
         assert code == 0
-        assert len(prepared) == 1 + (modality == "both")
+        assert prepared.startswith(f"tasks|prepare|--modality|{modality}|--env-filter||")
+        assert ("data/fleet/{modality}" in prepared) == (modality == "both")
         assert tried.startswith(f"preflight|{config}|--skip|machine,policy|trainer.run_name=r|")
         files = tried.split("data.train_data=")[1].split("|")[0]
-        assert files.count("train.parquet") == len(prepared)
+        assert files.count("train.parquet") == 2  # both folders were there
+        assert "data.val_data=[]" in tried
 
 
 def find_shell_blocks() -> list[tuple[str, str]]:

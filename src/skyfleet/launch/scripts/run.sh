@@ -30,7 +30,7 @@ echo "run: $run_name, commit ${GIT_COMMIT:-unknown}, configuration $config, log 
 bash "$scripts/drain.sh" # of an earlier job on this machine
 
 arguments=("$config" "trainer.run_name=$run_name")
-list_files() { # SPLIT: the prepared files of that split; a small dataset has no validation file
+list_files() { # SPLIT: the prepared files of that split; without tasks to evaluate there is no validation file
   local found=() one
   for one in "${modalities[@]}"; do
     [[ ! -e data/fleet/$one/$1.parquet ]] || found+=("data/fleet/$one/$1.parquet")
