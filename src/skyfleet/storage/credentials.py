@@ -47,6 +47,7 @@ _NAMES = {
         "AZURE_STORAGE_TOKEN",
     ),
 }
+AWS_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
 _changing_environment = Lock()
 _GCLOUD = Path(".config/gcloud/application_default_credentials.json")
@@ -92,6 +93,14 @@ def check_endpoints() -> None:
             raise ConfigError(
                 f"{name}={redact(value)!r} is not a URL; write it with https:// or http://"
             )
+
+
+def check_aws_keys(environ: Mapping[str, str]) -> None:
+    """One key without the other is a mistake, which obstore would report as an outage."""
+    missing = [name for name in AWS_KEYS if not environ.get(name)]
+    if len(missing) == 1:
+        (given,) = set(AWS_KEYS) - set(missing)
+        raise ConfigError(f"{given} is set and {missing[0]} is not; set both or neither")
 
 
 def read_aws_profile() -> dict[str, Any]:

@@ -27,6 +27,11 @@ def read_bucket(value: str) -> str:
     """The address of `trainer.ckpt_bucket` or `trainer.trajectory_bucket`; a bare name is in S3."""
     if is_address(value):
         return value.rstrip("/")
+    if "://" in value:
+        raise ConfigError(
+            f"trainer.ckpt_bucket or trainer.trajectory_bucket is {value!r}, whose scheme is unknown; "
+            "use s3://, gs://, az://, a path, or the bare name of a bucket in S3"
+        )
     if value.startswith(("/", ".", "~")):
         return str(Path(value).expanduser().absolute())
     return f"s3://{value}"
@@ -67,8 +72,8 @@ def check_buckets(config: RunConfig) -> None:
             list_folders(address)
         except FileNotFoundError:
             problem = "the bucket does not exist; create it, or correct its name"
-        except PermissionError:
-            problem = "its credentials may not list the bucket; allow it, or export others"
+        except PermissionError as error:
+            problem = f"the bucket may not be listed ({error.strerror}); allow it, or export other credentials"
         else:
             continue
         raise ConfigError(f"trainer.{key}={getattr(trainer, key)!r}: {problem}") from None
