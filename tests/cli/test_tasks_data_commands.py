@@ -93,7 +93,7 @@ def test_prepare_is_reproducible_and_keeps_sides_on_request(tmp_path: Path, raw:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (rows(3), (), "no task is left to evaluate: of 3 github tasks"),
+        (rows(3, env_id="outlook"), (), "no task is left to train on"),
         ([{"key": "k", "env_key": "e"}], (), "raw.json row 1: prompt is missing; add it"),
         (rows(2, task_modality="cu"), (), "row 1: task_modality='cu'"),
         (rows(1, key="other"), (), "row 1: key='other' and task_key='k0' are the same field"),
@@ -118,6 +118,38 @@ def test_prepare_writes_nothing_if_the_input_is_invalid(
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
 
 
+def test_an_environment_too_small_to_evaluate_is_only_trained_on(tmp_path: Path) -> None:
+    (tmp_path / "raw.json").write_text(json.dumps(rows(120)))
+    options = ("--tasks-json", tmp_path / "raw.json", "--output-dir", tmp_path / "out")
+    run("prepare", *options, "--eval-ratio", 0.1)
+    output = run("prepare", *options)
+    # int(120 x 0.02) = 2 of the five that an environment needs.
+    assert "of 120 github tasks --eval-ratio 0.02 selects 2, and an environment needs" in output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "train.parquet",
+    ]
+    assert len(load_tasks(tmp_path / "out" / "train.parquet")) == 120
+
+
+def test_both_modalities_leave_out_the_one_that_has_none_of_the_environments(
+    tmp_path: Path,
+) -> None:
+    for modality, env in (("tool_use", "github"), ("computer_use", "maps")):
+        there = rows(10, env_id=env, task_modality=modality)
+        (tmp_path / f"all_{modality}.json").write_text(json.dumps(there))
+    options: tuple[object, ...] = ("--tasks-json", tmp_path / "all_{modality}.json")
+    options += ("--output-dir", tmp_path / "o" / "{modality}", "--modality", "both")
+    assert "left out computer_use: it has no task of github" in run(
+        "prepare", *options, "--env-filter", "github"
+    )
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["tool_use"]
+    run("prepare", *options, "--env-filter", "github,maps")
+    assert len(load_tasks(tmp_path / "o" / "computer_use" / "train.parquet")) == 10
+    with pytest.raises(TaskError, match="'githb', which has no task in either modality"):
+        run("prepare", *options, "--env-filter", "github,githb")
+
+
 def test_validate_writes_the_quarantine_that_prepare_applies(tmp_path: Path) -> None:
     good, bad = generate_world_tasks("github", split="all", count=2)
     always = "def validate_task(env):\n    return 1\n"
@@ -129,8 +161,9 @@ def test_validate_writes_the_quarantine_that_prepare_applies(tmp_path: Path) -> 
     assert f"quarantine: {quarantine}" in output
     assert json.loads(quarantine.read_text())["key"] == bad.key
     options = ("--output-dir", tmp_path / "out", "--quarantine", quarantine)
-    with pytest.raises(TaskError, match="no task is left to evaluate: of 1 github"):
-        run("prepare", "--tasks-json", tmp_path / "raw.jsonl", *options)
+    output = run("prepare", "--tasks-json", tmp_path / "raw.jsonl", *options)
+    assert "none is evaluated: of 1 github tasks" in output
+    assert bad.key not in read_manifest(tmp_path / "out" / "manifest.json").tasks
 
 
 def test_validate_resumes_from_its_journal(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import random
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Thread
 
@@ -19,6 +20,7 @@ from tests.fakes.buckets import serve_s3, use_bucket, use_credentials
 from tests.fakes.s3_proxy import break_requests
 
 from skyfleet.checkpoints.bucket import BucketCheckpoints
+from skyfleet.cli.main import main
 from skyfleet.cli.tasks_prepare import prepare_command
 from skyfleet.curation.quarantine import check_training_data
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -40,6 +42,7 @@ from skyfleet.storage.transfer import (
 )
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import read_manifest
+from skyfleet.trainer.bucket_layout import read_bucket
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,61 @@ def test_a_server_that_rejects_this_machines_clock_is_quoted(account: pytest.Mon
         pytest.raises(PermissionError, match="RequestTimeTooSkewed"),
     ):
         read_bytes("s3://tasks/a")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "number"),
+    [
+        *((403, code, errno.EACCES) for code in ("AccessDenied", "SignatureDoesNotMatch", "")),
+        (400, "ExpiredToken", errno.EACCES),
+        (301, "PermanentRedirect", errno.EACCES),
+        (404, "NoSuchBucket", errno.ENOENT),
+        (503, "SlowDown", errno.EIO),
+        (400, "RequestTimeout", errno.EIO),
+    ],
+)
+def test_an_answer_of_s3_is_a_refusal_an_absence_or_an_outage(
+    account: pytest.MonkeyPatch, status: int, code: str, number: int
+) -> None:
+    account.setattr(objects, "MAX_ATTEMPTS", 1)
+    for ask in (read_object, list_folders, list_objects):
+        with refuse(account, status, code), pytest.raises(OSError, match=r"\w") as caught:
+            ask("s3://tasks/a.json")
+        assert caught.value.errno == number
+        assert "<Error>" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [(400, "ExpiredToken", 2), (404, "NoSuchBucket", 2), (503, "SlowDown", 75)],
+)
+def test_a_refusal_exits_with_2_and_an_outage_with_75(
+    account: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    code: str,
+    exit_code: int,
+) -> None:
+    account.setattr(objects, "MAX_ATTEMPTS", 1)
+    account.setattr(sys, "argv", ["skyfleet", "tasks", "stats", "s3://tasks/a.json"])
+    with refuse(account, status, code), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == exit_code
+    assert capsys.readouterr().err.startswith("skyfleet: s3://tasks/a.json: ")
+
+
+def refuse(account: pytest.MonkeyPatch, status: int, code: str) -> AbstractContextManager[None]:
+    body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode() if code else b""
+    head = f"HTTP/1.1 {status} No\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    return respond_with(account, head.encode() + body)
+
+
+def test_one_key_without_the_other_is_a_mistake(account: pytest.MonkeyPatch) -> None:
+    account.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(ConfigError, match="AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID is"):
+        read_bytes("s3://tasks/a")
+    with pytest.raises(ConfigError, match=r"'s4://foo', whose scheme is unknown; use s3://"):
+        read_bucket("s4://foo")
 
 
 def test_an_interrupted_body_is_read_again(account: pytest.MonkeyPatch) -> None:
@@ -288,8 +346,9 @@ def test_keys_are_read_from_awss_shared_files(
     monkeypatch.setenv("AWS_PROFILE", "team")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    assert not names_credentials("s3")
     (tmp_path / "config").write_text("[profile team]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert not names_credentials("s3"), "a profile with a region only"
     (tmp_path / "credentials").write_text(
         "[team]\naws_access_key_id = a%b\naws_secret_access_key = c\n"
     )

@@ -10,6 +10,7 @@ from skyfleet.errors import TaskError
 from skyfleet.tasks.prepare import (
     PreparedDataset,
     PrepareOptions,
+    explain_no_validation,
     fingerprint,
     normalize_words,
     prepare,
@@ -135,19 +136,23 @@ def test_a_share_below_one_task_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (
-            {"split": SplitRule()},
-            r"to evaluate: of 8 e tasks eval_ratio=0.02 selects 0, and an env",
-        ),
         ({"split": SplitRule(held_out_envs=frozenset("e"))}, r"no task is left to train on"),
         ({"modality": "computer_use"}, r"modality=computer_use.*most rows are 8 x e tool_use None"),
         ({"env_filter": ("f",)}, r"env_filter names 'f', which has no task.*\['e'\]"),
         ({"difficulty_filter": (3,)}, r"no task has .*difficulty_filter=\[3\]"),
     ],
 )
-def test_an_empty_train_or_validation_side_is_rejected(options: dict[str, Any], says: str) -> None:
+def test_a_dataset_without_training_tasks_is_rejected(options: dict[str, Any], says: str) -> None:
     with pytest.raises(TaskError, match=says):
         prepared(*letters("abcdefgh"), **options)
+
+
+def test_an_env_too_small_to_evaluate_is_only_trained_on() -> None:
+    result = prepared(*letters("abcdefgh"), split=SplitRule())
+    assert (keys(result.train), result.validation) == ("abcdefgh", ())
+    note = explain_no_validation(result, SplitRule())
+    assert "of 8 e tasks --eval-ratio 0.02 selects 0, and an environment needs" in str(note)
+    assert explain_no_validation(prepared(*letters("abcdefgh")), QUARTER) is None
 
 
 def test_rows_that_are_all_dropped_are_not_blamed_on_held_out_envs() -> None:

@@ -16,15 +16,22 @@ from skyfleet.terminal import print
 if TYPE_CHECKING:
     from skyfleet.tasks.manifest import Manifest
     from skyfleet.tasks.prepare import PreparedDataset, PrepareOptions
+    from skyfleet.tasks.raw_rows import RawRows
 
-Modality = Literal["tool_use", "computer_use", "browser_use", "all"]
+Modality = Literal["tool_use", "computer_use", "browser_use", "all", "both"]
 Names = Annotated[str, typer.Option(help="Comma-separated; empty means all.")]
 
 
 def prepare_command(
     tasks_json: Annotated[str, typer.Option(help="Rows: .json, .jsonl or .parquet; s3:// too.")],
     output_dir: Annotated[str, typer.Option(help="A folder of its own, or s3://.")] = "data/fleet",
-    modality: Modality = "tool_use",
+    modality: Annotated[
+        Modality,
+        typer.Option(
+            help="all takes every row; both writes two datasets, with {modality} in --output-dir and, "
+            "if there are two sources, in --tasks-json."
+        ),
+    ] = "tool_use",
     eval_ratio: Annotated[float, typer.Option(min=0, max=1, help="Of each env.")] = 0.02,
     env_filter: Names = "",
     difficulty_filter: Names = "",
@@ -61,51 +68,84 @@ def prepare_command(
     dry_run: DryRun = False,
 ) -> None:
     """Split raw tasks into train.parquet and validation.parquet, with a manifest."""
-    from skyfleet.curation.quarantine import find_quarantine
-    from skyfleet.tasks.loading import parse_tasks, read_source
-    from skyfleet.tasks.manifest import sha256_hex
-    from skyfleet.tasks.prepare import PrepareOptions, prepare
-    from skyfleet.tasks.publish import publish
+    from skyfleet.tasks.prepare import PrepareOptions
+    from skyfleet.tasks.raw_rows import read_both_modalities, read_raw_rows
     from skyfleet.tasks.splits import SplitRule
 
-    version = _check_version(data_version)
-    before = _earlier_manifest(earlier, output_dir, needed=keep_sides)
-    options = PrepareOptions(
-        modality=None if modality == "all" else modality,
-        env_filter=_names(env_filter),
-        difficulty_filter=_difficulties(difficulty_filter),
-        max_tasks=max_tasks,
-        split=SplitRule(
-            eval_fraction=eval_ratio,
-            held_out_envs=frozenset(_names(held_out)),
-            max_eval_tasks=max_eval_per_env,
-            thresholds=before.thresholds if before and keep_sides else {},
-        ),
-        max_env_ratio=max_env_ratio,
-        max_eval_prompts=max_eval_prompts,
-    )
-    excluded = find_quarantine([tasks_json], quarantine)
-    data = read_source(tasks_json)
-    rows = parse_tasks(data, tasks_json)
-    prepared = prepare(rows, options, in_quarantine=lambda task: task in excluded)
+    version, names = _check_version(data_version), _names(env_filter)
+    difficulties = _difficulties(difficulty_filter)
+    if modality == "both":
+        parts = read_both_modalities(tasks_json, output_dir, names)
+    else:
+        chosen = None if modality == "all" else modality
+        parts = [read_raw_rows(chosen, tasks_json, output_dir, names)]
+    for part in parts:
+        if names and not part.env_filter:
+            print(f"left out {part.modality}: it has no task of {', '.join(names)}")
+            continue
+        before = _earlier_manifest(earlier, part.folder, needed=keep_sides)
+        options = PrepareOptions(
+            modality=part.modality,
+            env_filter=part.env_filter,
+            difficulty_filter=difficulties,
+            max_tasks=max_tasks,
+            split=SplitRule(
+                eval_fraction=eval_ratio,
+                held_out_envs=frozenset(_names(held_out)),
+                max_eval_tasks=max_eval_per_env,
+                thresholds=before.thresholds if before and keep_sides else {},
+            ),
+            max_env_ratio=max_env_ratio,
+            max_eval_prompts=max_eval_prompts,
+        )
+        _prepare_part(
+            part,
+            options,
+            before,
+            quarantine,
+            keep_sides=keep_sides,
+            data_version=version,
+            dry_run=dry_run,
+        )
+
+
+def _prepare_part(
+    part: RawRows,
+    options: PrepareOptions,
+    before: Manifest | None,
+    quarantine: str | None,
+    *,
+    keep_sides: bool,
+    data_version: str | None,
+    dry_run: bool,
+) -> None:
+    from skyfleet.curation.quarantine import find_quarantine
+    from skyfleet.tasks.manifest import sha256_hex
+    from skyfleet.tasks.prepare import explain_no_validation, prepare
+    from skyfleet.tasks.publish import publish
+
+    excluded = find_quarantine([part.source], quarantine)
+    prepared = prepare(part.rows, options, in_quarantine=lambda task: task in excluded)
     print(f"quarantine: {', '.join(excluded.files) or 'none'}")
+    if note := explain_no_validation(prepared, options.split):
+        print(note)
     if dry_run:
         _print_counts(prepared)
-        print(f"would write {output_dir}")
+        print(f"would write {part.folder}")
         return
     manifest, files = _manifest(
         prepared,
         _describe_options(options, excluded.files),
         before,
-        source=tasks_json,
-        source_sha256=sha256_hex(data),
+        source=part.source,
+        source_sha256=sha256_hex(part.data),
         keep_sides=keep_sides,
-        data_version=version,
+        data_version=data_version,
     )
-    publish(output_dir, files, manifest)
+    publish(part.folder, files, manifest)
     _print_counts(prepared)
     _print_manifest(manifest)
-    print(f"wrote {output_dir}: {', '.join([*files, 'manifest.json'])}")
+    print(f"wrote {part.folder}: {', '.join([*files, 'manifest.json'])}")
 
 
 def _manifest(

@@ -8,11 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.config.root import RunConfig
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import DONE, Observation
 from skyfleet.envs.event_loop import run_loop
 from skyfleet.envs.registry import env_factory
-from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
+from skyfleet.preflight.check import (
+    CheckFailedError,
+    NotCheckedError,
+    Subject,
+    UnreachableError,
+    WarningError,
+    check,
+)
 from skyfleet.preflight.data import load_tasks_once
 from skyfleet.rollouts.conversation import MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -27,6 +35,7 @@ _SECONDS = 180
 """A third of it for each of playing, grading and closing. A hosted instance may take a minute."""
 _MAX_CONCURRENT = 32
 _MAX_CHARACTERS = 300
+_EPISODE_LIMIT = "generator.trajectory_timeout_seconds"
 
 
 @check(_OPENED, "environment", timeout_seconds=_SECONDS)
@@ -35,7 +44,7 @@ def check_opened(subject: Subject) -> str:
         return None if played.prompt else _describe_failure(played)
 
     episodes = _play_once(subject)
-    _raise_problems(episodes, judge)
+    _raise_problems(subject, episodes, judge)
     return ", ".join(episodes)
 
 
@@ -57,7 +66,7 @@ def check_tool(subject: Subject) -> str:
         names.append(f"{played.env_key}: {call.name}{' (an error)' if reply.is_error else ''}")
         return None
 
-    _raise_problems(_list_opened(subject), judge)
+    _raise_problems(subject, _list_opened(subject), judge)
     return ", ".join(names)
 
 
@@ -69,7 +78,7 @@ def check_graded(subject: Subject) -> str:
     episodes = {key: one for key, one in _list_opened(subject).items() if one.turns}
     if not episodes:
         raise NotCheckedError("no environment answered a tool call; see the row above")
-    _raise_problems(episodes, judge)
+    _raise_problems(subject, episodes, judge)
     return ", ".join(
         f"{key} {one.grade.reward:g}" for key, one in episodes.items() if one.grade is not None
     )
@@ -86,9 +95,10 @@ def _play_once(subject: Subject) -> dict[str, Trajectory]:
 
 
 async def _play(subject: Subject, tasks: Mapping[str, Task]) -> dict[str, Trajectory]:
-    config, semaphore = subject.config, asyncio.Semaphore(_MAX_CONCURRENT)
-    open_env = env_factory(config)
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
     seconds = subject.timeout_seconds[_OPENED] / 3
+    config = _shorten_wait(subject.config, seconds / 2)
+    open_env = env_factory(config)
     limits = Limits(
         max_turns=2,
         max_input_length=sys.maxsize,
@@ -104,6 +114,15 @@ async def _play(subject: Subject, tasks: Mapping[str, Task]) -> dict[str, Trajec
     async with asyncio.TaskGroup() as group:
         playing = {key: group.create_task(play(task)) for key, task in tasks.items()}
     return {key: one.result() for key, one in sorted(playing.items())}
+
+
+def _shorten_wait(config: RunConfig, seconds: float) -> RunConfig:
+    """A server that refuses connections is named before the time of the check is over."""
+    environment = config.environment
+    waits = min(environment.openenv.capacity_wait_seconds, seconds)
+    openenv = environment.openenv.model_copy(update={"capacity_wait_seconds": waits})
+    changed = environment.model_copy(update={"openenv": openenv})
+    return config.model_copy(update={"environment": changed})
 
 
 def _call_once(task: Task, observation: Observation, session: str) -> MessageConversation:
@@ -148,12 +167,17 @@ def _list_opened(subject: Subject) -> dict[str, Trajectory]:
 
 
 def _raise_problems(
-    episodes: Mapping[str, Trajectory], judge: Callable[[Trajectory], str | None]
+    subject: Subject, episodes: Mapping[str, Trajectory], judge: Callable[[Trajectory], str | None]
 ) -> None:
     found = {key: judge(one) for key, one in episodes.items()}
     problems = [f"{key}: {problem}" for key, problem in found.items() if problem]
-    if problems:
+    if not problems:
+        return
+    if not subject.is_recovery:
         raise CheckFailedError("\n".join(problems))
+    # The run has trained on them before, so they are out of order and not wrong.
+    kind = UnreachableError if len(problems) == len(episodes) else WarningError
+    raise kind("\n".join(problems))
 
 
 def _describe_failure(played: Trajectory) -> str:
@@ -163,4 +187,6 @@ def _describe_failure(played: Trajectory) -> str:
         return (
             f"no answer within {played.seconds:.0f} s; check its server, or raise --timeout-seconds"
         )
-    return f"{played.failure.kind}: {played.failure.detail[:_MAX_CHARACTERS]}"
+    # The limit is that of the check.
+    detail = played.failure.detail.replace(_EPISODE_LIMIT, "--timeout-seconds")
+    return f"{played.failure.kind}: {detail[:_MAX_CHARACTERS]}"

@@ -7,6 +7,7 @@ the address as its filename, as for a local file.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from skyfleet.errors import ConfigError
 from skyfleet.storage.credentials import (
     VARIABLES,
+    check_aws_keys,
     check_endpoints,
     has_empty_credentials,
     hide_empty_variables,
     names_credentials,
     read_aws_profile,
 )
-from skyfleet.storage.obstore_errors import explain_errors, import_obstore
+from skyfleet.storage.obstore_errors import classify_error, explain_errors, import_obstore
 
 if TYPE_CHECKING:
     from obstore import Bytes
@@ -212,6 +214,8 @@ def open_place(
         (name, value) for name, value in os.environ.items() if name.startswith(VARIABLES)
     )
     check_endpoints()
+    if scheme == "s3":
+        check_aws_keys(os.environ)
     attempts = MAX_ATTEMPTS if attempts is None else attempts
     with explain_errors(address):
         store = _open_bucket(scheme, bucket, checksum, attempts, request_seconds, environment)
@@ -267,7 +271,7 @@ def _open_folder(root: str) -> ObjectStore:
 
 def _is_transient(error: Exception) -> bool:
     """obstore retries requests; what is left is a body that ended early."""
-    return "Server returned" not in str(error)
+    return "Server returned" not in str(error) and classify_error(error) == errno.EIO
 
 
 def _describe(entry: Any, prefix: str) -> ObjectInfo:

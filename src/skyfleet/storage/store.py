@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from skyfleet.errors import ConfigError
 from skyfleet.storage.local import write_atomically
 from skyfleet.storage.objects import delete_object, is_address, read_object, write_object
 
@@ -47,6 +48,11 @@ def read_bucket(value: str) -> str:
     """The address of `trainer.ckpt_bucket` or `trainer.trajectory_bucket`; a bare name is in S3."""
     if is_address(value):
         return value.rstrip("/")
+    if "://" in value:
+        raise ConfigError(
+            f"trainer.ckpt_bucket or trainer.trajectory_bucket is {value!r}, whose scheme is unknown; "
+            "use s3://, gs://, az://, a path, or the bare name of a bucket in S3"
+        )
     if value.startswith(("/", ".", "~")):
         return str(Path(value).expanduser().absolute())
     return f"s3://{value}"

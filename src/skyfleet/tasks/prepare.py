@@ -63,7 +63,10 @@ def prepare(
     *,
     in_quarantine: Callable[[Task], bool] = lambda _: False,
 ) -> PreparedDataset:
-    """Prepare train and validation tasks; TaskError if either would be empty."""
+    """Prepare train and validation tasks; TaskError if none is left to train on.
+
+    Envs too small to evaluate are only trained on, so validation may be empty (`explain_no_validation`).
+    """
     dropped: dict[str, DropReason] = {}
     chosen = _filter(list(rows), options)
     # Before duplicates, or a corrected row would be dropped as the duplicate of a faulty one.
@@ -80,10 +83,22 @@ def prepare(
     for cap, before, after in caps:
         kept = {task.key for task in after}
         dropped |= {_row(numbers[t.key], t): cap for t in before if t.key not in kept}
-    _check_sides(train, validation, options, Counter(dropped.values()))
+    _check_train(train, validation, options, Counter(dropped.values()))
     thresholds = dict(split.thresholds)
     return PreparedDataset(
         train=train, validation=validation, thresholds=thresholds, dropped=dropped
+    )
+
+
+def explain_no_validation(prepared: PreparedDataset, rule: SplitRule) -> str | None:
+    """Why no task is left to evaluate, and what would change it; None if there are some."""
+    if prepared.validation:
+        return None
+    largest, n_tasks = Counter(task.env_key for task in prepared.train).most_common(1)[0]
+    return (
+        f"all tasks are trained on and none is evaluated: of {n_tasks} {largest} tasks --eval-ratio "
+        f"{rule.eval_fraction:g} selects {int(n_tasks * rule.eval_fraction)}, and an environment needs "
+        f"at least {rule.min_eval_tasks}; raise it, or hold out an environment"
     )
 
 
@@ -208,7 +223,7 @@ def _only(tasks: Iterable[Task], keys: Collection[str]) -> tuple[Task, ...]:
     return tuple(task for task in tasks if task.key in keys)
 
 
-def _check_sides(
+def _check_train(
     train: Sequence[Task],
     validation: Sequence[Task],
     options: PrepareOptions,
@@ -226,11 +241,4 @@ def _check_sides(
         raise TaskError(
             f"no task is left to train on: every env with tasks is only evaluated on, {held_out}; "
             f"held_out={sorted(rule.held_out_envs)}, hold out fewer"
-        )
-    if not validation:
-        largest, n_tasks = Counter(task.env_key for task in train).most_common(1)[0]
-        raise TaskError(
-            f"no task is left to evaluate: of {n_tasks} {largest} tasks eval_ratio="
-            f"{rule.eval_fraction} selects {int(n_tasks * rule.eval_fraction)}, and an env needs at "
-            f"least {rule.min_eval_tasks}; raise it, or hold out an env"
         )

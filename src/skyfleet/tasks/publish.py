@@ -9,7 +9,7 @@ from typing import Any
 
 from skyfleet.errors import ConfigError
 from skyfleet.storage.local import atomic_folder
-from skyfleet.storage.store import is_remote, write_bytes
+from skyfleet.storage.store import delete_bytes, is_remote, write_bytes
 from skyfleet.tasks.manifest import MANIFEST, Manifest
 from skyfleet.tasks.prepare import PreparedDataset
 from skyfleet.tasks.task import Task
@@ -34,7 +34,9 @@ _TEXT_COLUMNS = (
 
 
 def dataset_files(prepared: PreparedDataset) -> dict[str, bytes]:
-    return {TRAIN: fleet_table(prepared.train), VALIDATION: fleet_table(prepared.validation)}
+    """The files by name; without tasks to evaluate there is no validation file."""
+    sides = {TRAIN: prepared.train, VALIDATION: prepared.validation}
+    return {name: fleet_table(tasks) for name, tasks in sides.items() if tasks}
 
 
 def fleet_table(tasks: Sequence[Task]) -> bytes:
@@ -63,6 +65,8 @@ def publish(folder: str, files: Mapping[str, bytes], manifest: Manifest) -> None
     """Write the files; a folder is replaced atomically, in a bucket the manifest is written last."""
     whole = {**files, MANIFEST: manifest.to_bytes()}
     if is_remote(folder):
+        if VALIDATION not in files:  # of an earlier dataset there
+            delete_bytes(f"{folder.rstrip('/')}/{VALIDATION}")
         for name, data in whole.items():
             write_bytes(f"{folder.rstrip('/')}/{name}", data)
         return

@@ -62,8 +62,8 @@ def check_buckets(config: RunConfig) -> None:
             list_folders(address)
         except FileNotFoundError:
             problem = "the bucket does not exist; create it, or correct its name"
-        except PermissionError:
-            problem = "its credentials may not list the bucket; allow it, or export others"
+        except PermissionError as error:
+            problem = f"the bucket may not be listed ({error.strerror}); allow it, or export other credentials"
         else:
             continue
         raise ConfigError(f"trainer.{key}={getattr(trainer, key)!r}: {problem}") from None

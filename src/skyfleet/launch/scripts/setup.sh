@@ -44,19 +44,19 @@ fi
 "$venv/bin/skyfleet" --version
 
 prepare_data() {
-  local name=$1 source
-  source=${TASKS_JSON:-s3://$S3_DATASET_BUCKET/$DATA_VERSION/openenv/all_$name.json}
-  local options=(--modality "$name" --env-filter "${ENV_KEY:-}")
+  local place=$modality source=${TASKS_JSON:-}
+  if [[ $modality == both ]]; then # one of the two has no task of ENV_KEY, perhaps
+    place='{modality}'
+    rm -rf data/fleet/tool_use data/fleet/computer_use
+  fi
+  [[ -n $source ]] || source=s3://$S3_DATASET_BUCKET/$DATA_VERSION/openenv/all_$place.json
+  local options=(--modality "$modality" --env-filter "${ENV_KEY:-}")
   [[ ${DIFFICULTY:-all} == all ]] || options+=(--difficulty-filter "$DIFFICULTY")
   [[ -z ${MAX_TASKS:-} ]] || options+=(--max-tasks "$MAX_TASKS")
   [[ -z ${EVAL_RATIO:-} ]] || options+=(--eval-ratio "$EVAL_RATIO")
   # The version of a file of your own is not that of Fleet's dataset.
   [[ -n ${TASKS_JSON:-} ]] || options+=(--data-version "$DATA_VERSION")
-  "$venv/bin/skyfleet" tasks prepare --tasks-json "$source" --output-dir "data/fleet/$name" "${options[@]}"
+  "$venv/bin/skyfleet" tasks prepare --tasks-json "$source" --output-dir "data/fleet/$place" "${options[@]}"
 }
 
-if [[ ${DATASET-fleet} == fleet ]]; then
-  for one in "${modalities[@]}"; do
-    prepare_data "$one"
-  done
-fi
+[[ ${DATASET-fleet} != fleet ]] || prepare_data
