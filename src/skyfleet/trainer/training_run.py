@@ -204,7 +204,7 @@ def _describe_missing(folder: Path) -> str | None:
     except SkyfleetError as error:  # the report says the same
         logger.info("missing episodes are not listed: %s", error)
         return None
-    return missing and missing.describe()
+    return None if missing is None else missing.describe()
 
 
 def _compare_set(run: Run, name: str) -> Comparison | None:
