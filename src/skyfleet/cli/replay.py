@@ -51,9 +51,9 @@ def replay_command(
         )
     trajectory, task = load(entry), tasks[entry.task_key]
     if fork_at is not None:
-        checkpoint, description = _find_agent(folder, agent, checkpoint)
+        weights, description = _find_agent(folder, agent, checkpoint)
         print(f"from turn {fork_at} on: {sanitize(description)}")
-        run_loop(_fork(folder, trajectory, task, fork_at - 1, agent, checkpoint))
+        run_loop(_fork(folder, trajectory, task, fork_at - 1, agent, weights))
     elif difference := run_loop(_difference(folder, trajectory, task)):
         print(f"{episode_id} is different: {sanitize(difference)}")
         raise typer.Exit(1)

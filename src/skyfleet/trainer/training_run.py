@@ -219,7 +219,7 @@ def _describe_missing(folder: Path) -> str | None:
     except SkyfleetError as error:  # the report says the same
         logger.info("missing episodes are not listed: %s", error)
         return None
-    return missing and missing.describe()
+    return None if missing is None else missing.describe()
 
 
 def _compare_sets(run: Run) -> Iterator[Comparison]:

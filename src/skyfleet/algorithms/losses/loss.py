@@ -88,7 +88,7 @@ Selector = Callable[[LossInputs], "Tensor"]
 def metrics_at_ratio_one(values: Mapping[str, int]) -> Callable[[Algorithm], Mapping[str, str]]:
     """For `PolicyLoss.constant_metrics`: the values that metrics of the ratio have at ratio 1."""
     reasons = {
-        name: f"is always {value} in this run: each batch is used for one update, and before it the new "
+        name: f"stays {value} in this run: each batch is used for one update, and before it the new "
         "policy is the old one. Do not tune the learning rate by it; policy/policy_kl and the reward "
         "show what an update changes"
         for name, value in values.items()
