@@ -9,6 +9,7 @@ SkyfleetError          stops the run with one sentence
 
 from __future__ import annotations
 
+import errno
 import os
 from importlib.util import find_spec
 
@@ -174,6 +175,14 @@ def wrap_errors(kind: type[EpisodeError], during: str) -> _WrapErrors:
     An EpisodeError and a cancellation pass through unchanged.
     """
     return _WrapErrors(kind, during)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the same command may succeed later: a bucket or an engine did not answer."""
+    temporary = (errno.EIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
+    return isinstance(error, EngineLostError) or (
+        isinstance(error, OSError) and error.errno in temporary
+    )
 
 
 def require_torch() -> None:

@@ -260,6 +260,28 @@ def test_a_managed_job_is_followed_again_and_never_launched_twice(
     assert sky.calls == ["jobs.launch r1", *["jobs.tail_logs r1"] * 4]
 
 
+class RequestException(OSError):  # noqa: N818
+    __module__ = "requests.exceptions"
+
+
+class ChunkedEncodingError(RequestException):
+    """As `requests` has it: no ConnectionError of Python's."""
+
+    __module__ = "requests.exceptions"
+
+
+def test_a_lost_connection_is_taken_up_again_and_other_errors_are_not(
+    fake: Callable[..., FakeSky],
+) -> None:
+    lost = ChunkedEncodingError("connection broken")
+    sky = fake(tail_logs=[lost, 101, 0], status=[lost])
+    assert run_until_ended(None, "r1", spot=False, sleep=lambda _: None) is JobEnd.SUCCEEDED
+    assert [call for call in sky.calls if call.startswith("launch")] == ["launch r1"]
+    fake(tail_logs=[OSError("disk")])
+    with pytest.raises(OSError, match="disk"):
+        run_until_ended(None, "r1", spot=False, sleep=lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -13,9 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from skyfleet.checkpoints.checkpoint import Manifest
+from skyfleet.cli.launch import launch_plan
 from skyfleet.cli.main import app
 from skyfleet.config.loading import load_config, load_config_file
 from skyfleet.errors import ConfigError
+from skyfleet.launch.aws_keys import find_aws_keys, read_forwarded
 from skyfleet.launch.credentials import write_credentials
 from skyfleet.launch.plan import (
     LaunchOptions,
@@ -34,6 +37,7 @@ from skyfleet.launch.secrets import find_secret_names, read_secrets
 from skyfleet.launch.shipped import SHIPPED_TASKS, ShippedTask, render_shipped_task
 from skyfleet.launch.source_commit import find_commit
 from skyfleet.launch.task_file import DEFAULT_VARIABLES, check_run_name, generate_run_name
+from skyfleet.launch.variables import check_variables
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
@@ -177,6 +181,121 @@ def test_the_buckets_are_those_of_the_configuration_and_none_without_keys() -> N
         plan("tiny", "trainer.run_name=mine")
 
 
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        *("CONFIG=tiny", "DATA_VERSION=", "MAX_TASKS=abc", "DIFFICULTY=hard", "EVAL_RATIO=7"),
+        *("TASKS_JSON=nope.json", "LOGGER=foo", "EXTRAS=foo", "MAX_RESTARTS=x"),
+        *("FLEET_BASE_URL=nonsense", "S3_CHECKPOINT_BUCKET=No_Bucket", "DATASET=fleets"),
+        *("PREFLIGHT=yes", "CONSTRAINTS=none.txt", "DOLLARS_PER_HOUR=3", "MODALITY=browser"),
+    ],
+)
+def test_a_wrong_variable_is_found_before_anything_is_paid_for(assignment: str) -> None:
+    name, _, value = assignment.partition("=")
+    with pytest.raises(ConfigError, match=name):
+        plan(variables={name: value})
+
+
+def test_every_wrong_variable_is_named_and_the_defaults_are_valid() -> None:
+    check_variables(DEFAULT_VARIABLES, ROOT)
+    right = {"MAX_TASKS": "50", "DIFFICULTY": "1,2", "EVAL_RATIO": "0.2", "EXTRAS": "train,s3"}
+    right |= {"DOLLARS_PER_HOUR": "lambda=2.99,runpod=3", "S3_CHECKPOINT_BUCKET": "gs://mine"}
+    check_variables({**DEFAULT_VARIABLES, **right}, ROOT)
+    with pytest.raises(ConfigError, match=r"DIFFICULTY='x' .*\nMAX_TASKS='0' is wrong"):
+        check_variables({**DEFAULT_VARIABLES, "MAX_TASKS": "0", "DIFFICULTY": "x"}, ROOT)
+
+
+def test_a_model_that_does_not_fit_on_the_gpu_or_the_disk_is_refused() -> None:
+    # With LoRA 8e9 x 2 bytes and 0.7 of them again, else 16 bytes.
+    with pytest.raises(ConfigError, match=r"--gpus A10: Qwen/Qwen3-8B needs 27 GB at least"):
+        plan("fleet_qwen3_8b", gpus="A10:1")
+    with pytest.raises(
+        ConfigError, match=r"needs 128 GB at least .*; use a larger one, or trainer"
+    ):
+        plan("fleet_qwen3_8b", "trainer.policy.model.lora.rank=0", gpus="H100:1")
+    plan("fleet_qwen3_8b", gpus="H100:1")
+    with pytest.raises(ConfigError, match=r"--disk-gb 1 is too small"):
+        plan(disk_gb=1)
+
+
+def test_a_dataset_in_s3_without_keys_refuses_the_launch_unless_another_is_named() -> None:
+    refused = plan("fleet_both", has_aws_keys=False)
+    assert refused.dataset == tuple(
+        f"s3://fleet-internal-datasets/v0.2/openenv/all_{name}.json"
+        for name in ("tool_use", "computer_use")
+    )
+    assert "and there are no AWS keys here" in refused.problems[0]
+    assert plan("fleet_both").problems == ()
+    for variables in ({"DATASET": ""}, {"TASKS_JSON": "gs://mine/tasks.json"}):
+        assert plan(has_aws_keys=False, variables=variables).problems == ()
+    with pytest.raises(ConfigError, match="no AWS keys here"):
+        launch_plan(refused, root=ROOT, spot=False, attach=False)
+
+
+def test_services_of_this_environment_are_those_of_the_machine() -> None:
+    environment = {"AWS_REGION": "eu-west-1", "WANDB_BASE_URL": "https://wandb.example.com"}
+    made = plan(environment=environment, variables={"AWS_REGION": "eu-north-1"})
+    envs = read(made.text)["envs"]
+    assert (envs["AWS_REGION"], envs["WANDB_BASE_URL"]) == (
+        "eu-north-1",
+        "https://wandb.example.com",
+    )
+    assert "WANDB_BASE_URL=https://wandb.example.com, from this environment" in made.notes
+    built = read((ROOT / "tasks" / "openenv-fleet-grpo.yaml").read_text())
+    built["envs"]["AWS_REGION"] = "us-west-2"
+    task = read(plan_file(built, environment=environment).text)
+    assert task["envs"]["AWS_REGION"] == "us-west-2"
+
+
+def test_a_configuration_of_another_modality_is_a_warning() -> None:
+    (note,) = [note for note in plan(modality="computer_use").notes if "warning" in note]
+    assert "has the settings and data of tool_use, and the run is one of computer_use" in note
+    assert not any("warning" in note for note in plan("fleet_both").notes)
+
+
+def test_aws_keys_come_from_variables_files_or_botocore(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("CREDENTIALS", "CONFIG"):
+        variable = "AWS_CONFIG_FILE" if name == "CONFIG" else "AWS_SHARED_CREDENTIALS_FILE"
+        monkeypatch.setenv(variable, str(tmp_path / name.lower()))
+    assert find_aws_keys() is None
+    answer = {
+        "Version": 1,
+        "AccessKeyId": "p",
+        "SecretAccessKey": "q",
+        "SessionToken": "t",
+        "Expiration": "2126-11-18T21:00:00Z",
+    }
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    (tmp_path / "config").write_text(
+        "[profile team]\nregion = eu-west-1\n"
+        f"[profile process]\ncredential_process = cat {tmp_path}/answer\n"
+    )
+    (tmp_path / "credentials").write_text(
+        "[team]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    found = find_aws_keys()
+    assert found is not None
+    assert found.secrets == {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    assert found.describe() == ("AWS keys: from profile team",)
+    assert read_forwarded({}, found) == {"AWS_REGION": "eu-west-1"}
+    monkeypatch.setenv("AWS_PROFILE", "process")
+    session = find_aws_keys()
+    assert session is not None
+    assert session.secrets["AWS_SESSION_TOKEN"] == "t"
+    assert "expires at 2126-11-18 21:00 UTC" in session.describe()[-1]
+    monkeypatch.setenv("AWS_PROFILE", "gone")
+    with pytest.raises(ConfigError, match=r"AWS_PROFILE=gone: .*gone.*; log in"):
+        find_aws_keys()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with pytest.raises(ConfigError, match="set both or neither"):
+        find_aws_keys()
+
+
 def test_a_run_without_a_checkpoint_in_its_bucket_is_not_resumed(tmp_path: Path) -> None:
     made = plan("tiny", f"trainer.ckpt_bucket={tmp_path}", run_name="nosuch", resumes=True)
     with pytest.raises(
@@ -253,7 +372,7 @@ def test_missing_secrets_are_named_at_once_and_wandbs_key_depends_on_the_modalit
     environ = {"FLEET_API_KEY": "f", "WANDB_API_KEY_COMPUTER_USE": "c", "WANDB_API_KEY": "w"}
     assert read_secrets(names, "computer_use", environ)["WANDB_API_KEY"] == "c"
     assert read_secrets(names, "tool_use", environ)["WANDB_API_KEY"] == "w"
-    with pytest.raises(ConfigError, match="one of AWS_ACCESS_KEY_ID"):
+    with pytest.raises(ConfigError, match="set both or neither"):
         read_secrets(names, "tool_use", {**environ, "AWS_ACCESS_KEY_ID": "a"})
 
 
@@ -344,12 +463,15 @@ def test_a_launch_dry_run_prints_a_task_file_and_the_plan(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    for name in ("FLEET_API_KEY", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
     result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0
     entries = read(result.output)["resources"]["any_of"]
     assert {"infra": "nebius", "accelerators": "H200:8"} in entries
     assert "# secrets: FLEET_API_KEY, WANDB_API_KEY" in result.output
     assert "# this version trains on one GPU" in result.output
+    assert "# would be refused: FLEET_API_KEY, WANDB_API_KEY are not set here" in result.output
 
 
 def test_a_launch_without_a_configuration_or_with_a_secret_as_a_variable_is_refused(
@@ -359,6 +481,9 @@ def test_a_launch_without_a_configuration_or_with_a_secret_as_a_variable_is_refu
     for command, sentence in {
         "launch trainer.seed=1 --dry-run": "needs a configuration or a task file",
         "launch tiny --env FLEET_API_KEY=x --dry-run": "--env FLEET_API_KEY: write NAME=VALUE",
+        "launch tiny --env RUN_NAME=x --dry-run": "--env RUN_NAME: .*; use --run-name",
+        "launch tiny --env RESUME_RUN_NAME=x --dry-run": "--env RESUME_RUN_NAME: use --resume",
+        "launch tiny --resume a --run-name b --dry-run": "--resume a and --run-name b: use one",
     }.items():
         with pytest.raises(ConfigError, match=sentence):
             CliRunner().invoke(app, command.split(), catch_exceptions=False)

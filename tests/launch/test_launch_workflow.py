@@ -31,7 +31,10 @@ SECRETS = {
 }
 
 
-EMPTY = dict.fromkeys(("ENV_KEY", "MAX_TASKS", "EVAL_RATIO", "DATA_VERSION"), "")
+EMPTY = dict.fromkeys(
+    ("ENV_KEY", "MAX_TASKS", "EVAL_RATIO", "DATA_VERSION", "BUCKET", "CHECKPOINTS", "TRAJECTORIES"),
+    "",
+)
 
 
 def find_program(name: str) -> str:
@@ -50,7 +53,9 @@ def test_the_training_workflow_has_the_inputs_and_the_secrets_of_the_guide() -> 
     inputs = load_training()[True]["workflow_dispatch"]["inputs"]  # YAML reads `on` as true
     assert set(inputs) == INPUTS
     assert inputs["modality"]["options"] == list(MODALITIES)
-    assert inputs["cloud"]["options"] == ["any", *CLOUDS]
+    # The workflow passes the credentials of these clouds and of no other.
+    without = {"gcp", "kubernetes", "slurm"}
+    assert inputs["cloud"]["options"] == ["any", *(one for one in CLOUDS if one not in without)]
     assert inputs["task_name"]["options"] == [shipped.name for shipped in SHIPPED_TASKS]
     text = (ROOT / ".github/workflows/openenv-fleet-train.yaml").read_text()
     assert set(re.findall(r"secrets\.(\w+)", text)) == SECRETS
@@ -59,12 +64,41 @@ def test_the_training_workflow_has_the_inputs_and_the_secrets_of_the_guide() -> 
 def test_every_input_reaches_the_launch() -> None:
     training = load_training()
     variables = set(training["env"]) - {"SKYPILOT"}
-    assert variables - {"SLACK_CHANNEL"} == {name.upper() for name in INPUTS}
+    others = {"SLACK_CHANNEL", "BUCKET", "CHECKPOINTS", "TRAJECTORIES", "AWS_REGION"}
+    assert variables - others == {name.upper() for name in INPUTS}
     (launch,) = [step for step in training["jobs"]["train"]["steps"] if step.get("id") == "launch"]
     used = set(re.findall(r"\$(\w+)", launch["run"]))
-    # The name of the run, which may be the one to resume, comes from the preflight job.
-    assert variables - used == {"RESUME_RUN_NAME"}
+    assert variables - used == {"AWS_REGION"}  # from the environment
     assert "RUN_NAME" in used
+
+
+def test_a_run_to_resume_must_have_a_checkpoint_and_preflight_writes_to_its_buckets(
+    tmp_path: Path,
+) -> None:
+    path = fake_command(tmp_path)
+    given = {"PATH": path, "TASK_NAME": "openenv-fleet-grpo", "RUN_NAME": "r", "CLOUD": "any"}
+    given |= EMPTY | {"CHECKPOINTS": "mine", "TRAJECTORIES": "dumps", "SLACK_CHANNEL": "#runs"}
+    step = "Check the task file with SkyPilot's parser"
+    for resumed, option in (("", "|--run-name|r|"), ("old", "|--resume|old|")):
+        code, output, _ = run_preflight(step, tmp_path, **given, RESUME_RUN_NAME=resumed)
+        assert (code, option in output) == (0, True), output
+        assert "|S3_CHECKPOINT_BUCKET=mine|" in output
+    step = "Prepare the dataset, and try the keys, the data and one task per environment"
+    code, output, _ = run_preflight(step, tmp_path, **given, DIFFICULTY="all")
+    assert code == 0
+    assert "|trainer.alerts.slack_channel=runs|trainer.ckpt_bucket=mine|" in output
+    assert "|trainer.trajectory_bucket=dumps|" in output
+    quiet = run_preflight(step, tmp_path, **given, DIFFICULTY="all", DISABLE_SLACK="true")
+    assert "slack_channel" not in quiet[1]
+
+
+def fake_command(tmp_path: Path) -> str:
+    """A PATH whose `skyfleet` prints its arguments."""
+    program = tmp_path / "skyfleet"
+    program.write_text('#!/bin/bash\nprintf "%s|" "$@"; echo\n')
+    program.chmod(0o755)
+    (tmp_path / "tasks").symlink_to(ROOT / "tasks")
+    return f"{tmp_path}:{os.environ['PATH']}"
 
 
 def test_a_cancelled_workflow_drains_before_it_gives_the_machine_back() -> None:
@@ -120,10 +154,7 @@ def test_preflight_names_every_missing_secret_at_once_and_no_value(tmp_path: Pat
 def test_preflight_tries_the_configuration_of_the_task_file_on_the_prepared_data(
     tmp_path: Path,
 ) -> None:
-    program = tmp_path / "skyfleet"
-    program.write_text('#!/bin/bash\nprintf "%s|" "$@"; echo\n')
-    program.chmod(0o755)
-    (tmp_path / "tasks").symlink_to(ROOT / "tasks")
+    path = fake_command(tmp_path)
     for name in ("tool_use", "computer_use"):
         (tmp_path / "data/fleet" / name).mkdir(parents=True)
         (tmp_path / "data/fleet" / name / "train.parquet").touch()
@@ -133,7 +164,6 @@ def test_preflight_tries_the_configuration_of_the_task_file_on_the_prepared_data
         ("openenv-fleet-grpo-qwen3-8b", "tool_use", "fleet_qwen3_8b"),
     ):
         given = {"TASK_NAME": task, "MODALITY": modality, "DIFFICULTY": "all", "RUN_NAME": "r"}
-        path = f"{tmp_path}:{os.environ['PATH']}"
         code, output, _ = run_preflight(step, tmp_path, PATH=path, **given, **EMPTY)
         prepared, tried = output.splitlines()
         assert code == 0

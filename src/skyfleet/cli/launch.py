@@ -56,7 +56,9 @@ def launch_command(
     dry_run: DryRun = False,
 ) -> None:
     """Launch a configuration or a task file on the cheapest cloud, or resume a run under its name."""
+    from skyfleet.launch.aws_keys import find_aws_keys, read_forwarded
     from skyfleet.launch.plan import LaunchOptions, check_resumable
+    from skyfleet.launch.plan_checks import check_dataset
     from skyfleet.launch.source_commit import find_commit
 
     commit = find_commit(Path.cwd())
@@ -65,6 +67,9 @@ def launch_command(
             f"{commit.root} has uncommitted changes, so commit {commit.sha[:12]} would not name what "
             "runs; commit them, or use --allow-dirty"
         )
+    if resume and run_name:
+        raise ConfigError(f"--resume {resume} and --run-name {run_name}: use one of them")
+    keys = find_aws_keys()
     options = LaunchOptions(
         cloud=cloud,
         gpus=gpus,
@@ -75,15 +80,20 @@ def launch_command(
         disk_gb=disk_gb,
         memory_gb=memory_gb,
         wandb=wandb,
-        has_aws_keys=bool(os.environ.get("AWS_ACCESS_KEY_ID")),
+        has_aws_keys=keys is not None,
+        environment=read_forwarded(os.environ, keys),
         resumes=bool(resume),
         variables=parse_variables(env or []),
     )
     plan = _plan(config_args or [], options, commit)
+    if keys is not None:
+        plan = replace(plan, notes=(*plan.notes, *keys.describe()))
+        if plan.dataset and not any(name.startswith("AWS_") for name in options.variables):
+            plan = replace(plan, notes=(*plan.notes, check_dataset(plan.dataset)))
     if resume:
         plan = replace(plan, notes=(*plan.notes, check_resumable(plan)))
     if dry_run:
-        _show_dry_run(plan)
+        _show_dry_run(plan, is_refused=commit.dirty and not allow_dirty)
         return
     launch_plan(plan, root=commit.root, spot=spot, attach=attach)
 
@@ -113,12 +123,21 @@ def _read_yaml(path: Path) -> Any:
         return None
 
 
+_NAMED_BY_OPTIONS = {
+    "RUN_NAME": "the machine has the run's name too; use --run-name",
+    "RESUME_RUN_NAME": "use --resume, which checks that the run has a checkpoint",
+    "GIT_COMMIT": "it is the commit of this clone",
+}
+
+
 def parse_variables(assignments: list[str]) -> dict[str, str]:
     from skyfleet.launch.task_file import DEFAULT_VARIABLES
 
     variables: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
+        if name in _NAMED_BY_OPTIONS:
+            raise ConfigError(f"--env {name}: {_NAMED_BY_OPTIONS[name]}")
         if not equals or name not in DEFAULT_VARIABLES:
             raise ConfigError(
                 f"--env {name}: write NAME=VALUE with one of {', '.join(DEFAULT_VARIABLES)}; "
@@ -128,11 +147,18 @@ def parse_variables(assignments: list[str]) -> dict[str, str]:
     return variables
 
 
-def _show_dry_run(plan: LaunchPlan) -> None:
-    """Print the task file, then what would happen, as comments."""
+def _show_dry_run(plan: LaunchPlan, *, is_refused: bool) -> None:
+    """Print the task file, then what would happen, and what would refuse it here, as comments."""
     from skyfleet.launch.sky import parse_task
 
-    notes = list(plan.notes)
+    problems = list(plan.problems)
+    if is_refused:
+        problems.append("the clone has uncommitted changes; commit them, or use --allow-dirty")
+    try:
+        _read_secrets(plan)
+    except ConfigError as error:
+        problems.append(str(error))
+    notes = [*plan.notes, *(f"would be refused: {problem}" for problem in problems)]
     try:
         parse_task(plan.text)
         notes.append("SkyPilot accepts the task")
@@ -142,14 +168,24 @@ def _show_dry_run(plan: LaunchPlan) -> None:
     print("\n".join(f"# {line}" for line in notes), flush=True)
 
 
+def _read_secrets(plan: LaunchPlan) -> dict[str, str]:
+    from skyfleet.launch.aws_keys import find_aws_keys
+    from skyfleet.launch.secrets import read_secrets
+
+    keys = find_aws_keys()
+    environ = {**os.environ, **(keys.secrets if keys else {})}
+    return read_secrets(plan.secret_names, plan.modality, environ)
+
+
 def launch_plan(plan: LaunchPlan, *, root: Path, spot: bool, attach: bool) -> None:
     """Launch a run; with `attach`, follow it until it ends."""
     from skyfleet.launch.credentials import write_credentials
     from skyfleet.launch.prices import format_prices
-    from skyfleet.launch.secrets import read_secrets
     from skyfleet.launch.sky import JobEnd, launch_task, parse_task, run_until_ended, write_task
 
-    secrets = read_secrets(plan.secret_names, plan.modality, os.environ)
+    if plan.problems:
+        raise ConfigError("\n".join(plan.problems))
+    secrets = _read_secrets(plan)
     os.chdir(root)  # the task's workdir
     task = parse_task(plan.text, secrets)
     if not task.envs.get("DOLLARS_PER_HOUR"):

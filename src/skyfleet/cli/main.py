@@ -32,7 +32,7 @@ from skyfleet.cli.tasks import tasks_app
 from skyfleet.cli.train import train_command
 from skyfleet.cli.view import view_command
 from skyfleet.cli.worlds import worlds_app
-from skyfleet.errors import EngineLostError, SkyfleetError
+from skyfleet.errors import SkyfleetError, is_outage
 from skyfleet.redaction import redact
 from skyfleet.streams import remember_streams, restore_streams
 from skyfleet.terminal import install_thread_hook, print, print_traceback, sanitize
@@ -143,14 +143,7 @@ def _fail(error: BaseException, *notes: str) -> None:
     text = "\n".join([_describe(error), *getattr(error, "__notes__", ()), *notes])
     lines = map(sanitize, redact(text).splitlines())
     print("skyfleet: " + "\n".join(lines), file=sys.stderr)
-    raise SystemExit(os.EX_TEMPFAIL if _is_temporary(error) else 2)
-
-
-def _is_temporary(error: BaseException) -> bool:
-    """Whether the same command may succeed later: a bucket or an engine did not answer."""
-    temporary = (errno.EIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE)
-    is_outage = isinstance(error, OSError) and error.errno in temporary
-    return is_outage or isinstance(error, EngineLostError)
+    raise SystemExit(os.EX_TEMPFAIL if is_outage(error) else 2)
 
 
 def _find_leaf(error: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -27,7 +28,8 @@ def preflight_command(
 ) -> None:
     """Check keys, buckets, disk, GPU, versions, data, environments and the policy before a run.
 
-    Exits with code 1 if a check failed, after all of them.
+    Exits after all of them: with code 1 if a check failed, with 75 if every failure is of a service that
+    does not answer.
     """
     from skyfleet.preflight.check import GROUPS, Outcome
     from skyfleet.preflight.run import run_preflight
@@ -43,7 +45,10 @@ def preflight_command(
         timeout_seconds=timeout_seconds or None,
     )
     print(format_table(results), flush=True)
-    code = int(any(result.outcome is Outcome.FAILED for result in results))
+    failed = [result for result in results if result.outcome is Outcome.FAILED]
+    code = int(bool(failed))
+    if failed and all(result.is_outage for result in failed):
+        code = os.EX_TEMPFAIL
     if any(result.is_stuck for result in results):
         exit_at_once(code)
     raise typer.Exit(code)

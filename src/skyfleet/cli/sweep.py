@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,7 @@ def sweep_command(
     dry_run: DryRun = False,
 ) -> None:
     """Train every combination of values with every seed; one page compares them with the baseline."""
+    from skyfleet.launch.aws_keys import find_aws_keys, read_forwarded
     from skyfleet.launch.plan import LaunchOptions
     from skyfleet.sweeps.grid import build_grid
     from skyfleet.sweeps.plan import plan_sweep
@@ -72,8 +74,14 @@ def sweep_command(
     check_folders(plan, record)
     runner = None
     if launch:
+        keys = find_aws_keys()
         options = LaunchOptions(
-            cloud=cloud, gpus=gpus, spot=spot, variables=parse_variables(env or [])
+            cloud=cloud,
+            gpus=gpus,
+            spot=spot,
+            has_aws_keys=keys is not None,
+            environment=read_forwarded(os.environ, keys),
+            variables=parse_variables(env or []),
         )
         runner = _plan_launches(plan, options, dry_run=dry_run)
     elif gpus or spot or env or cloud != "any":
@@ -154,8 +162,11 @@ def _plan_launches(plan: SweepPlan, options: LaunchOptions, *, dry_run: bool) ->
         )
         for run in plan.runs
     }
+    first = plans[plan.runs[0].name]
     if dry_run:
-        print("\n".join(plans[plan.runs[0].name].notes))
+        print("\n".join([*first.notes, *(f"would be refused: {one}" for one in first.problems)]))
+    elif first.problems:
+        raise ConfigError("\n".join(first.problems))
 
     def launch_run(run: SweepRun) -> State:
         try:

@@ -11,11 +11,20 @@ from skyfleet.checkpoints.bucket import BucketCheckpoints
 from skyfleet.config.extras import list_extras
 from skyfleet.config.loading import load_config_file, preset_names
 from skyfleet.config.root import RunConfig
-from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError, MissingExtraError
+from skyfleet.launch.plan_checks import (
+    find_modality,
+    locate_dataset,
+    reads_prepared,
+    refuse_unreadable,
+    reject_run_name,
+    reject_secret_values,
+)
 from skyfleet.launch.resources import (
     Gpus,
     build_resources,
+    check_disk_gb,
+    check_gpu_memory,
     choose_clouds,
     estimate_disk_gb,
     estimate_memory_gb,
@@ -29,7 +38,6 @@ from skyfleet.launch.secrets import (
 )
 from skyfleet.launch.task_file import (
     DEFAULT_VARIABLES,
-    MODALITIES,
     LaunchTask,
     build_task,
     check_run_name,
@@ -37,13 +45,11 @@ from skyfleet.launch.task_file import (
     join_overrides,
     render_task,
 )
-from skyfleet.redaction import redact, redact_value
+from skyfleet.launch.variables import check_variables
 from skyfleet.secret_names import looks_secret
 from skyfleet.tracking.tracker import UNCONSTRAINED
 from skyfleet.trainer.bucket_layout import locate_checkpoints
 
-PREPARED = "data/fleet/"
-"""Where the task's set-up writes the dataset."""
 DEFAULT_GPUS = "H200:1"
 OUTAGE_EXIT_CODE = 75
 """A managed job that ends with it, an outage that outlasted its own restarts, is started again."""
@@ -67,6 +73,8 @@ class LaunchOptions:
     wandb: bool = True
     has_aws_keys: bool = True
     """Of the environment that launches; without them the default buckets cannot be written to."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of this environment that hold where neither the task file nor `variables` says else."""
     resumes: bool = False
     """`run_name` is a run that was started before."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -87,6 +95,10 @@ class LaunchPlan:
     gpus: Gpus
     """Of one machine."""
     num_nodes: int
+    dataset: tuple[str, ...] = ()
+    """The addresses in buckets that set-up reads."""
+    problems: tuple[str, ...] = ()
+    """What refuses the launch in this environment, one sentence each; a dry run shows them."""
 
 
 def plan_launch(
@@ -98,26 +110,33 @@ def plan_launch(
     commit: str = "",
 ) -> LaunchPlan:
     """Plan a configuration: check everything that can be checked before anything is paid for."""
-    _reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
+    reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
+    if "CONFIG" in options.variables:
+        raise ConfigError(
+            f"--env CONFIG={options.variables['CONFIG']}: the configuration is the first argument of "
+            "skyfleet launch"
+        )
     path = _locate_config(config_name, root)
     config = load_config_file(config_name, overrides)
     reject_literal_secrets(config)
-    modality = options.modality or _find_modality(config)
+    modality = options.modality or find_modality(config)
     nodes = options.nodes or 1
     variables = {
         "MODALITY": modality,
         "CONFIG": path,
         "OVERRIDES": join_overrides(overrides),
         "LOGGER": ",".join(dict.fromkeys([*config.trainer.logger, "wandb"])),
-        "DATASET": "fleet" if _reads_prepared(config) else "",
+        "DATASET": "fleet" if reads_prepared(config) else "",
         "EXTRAS": _choose_extras(config, wandb=options.wandb, nodes=nodes),
         **({} if _accepts_constraints(config) else {"CONSTRAINTS": ""}),
     }
     final = {**DEFAULT_VARIABLES, **variables, **_choose_buckets(config, options)}
     final |= options.variables
     uploads = bool(final["S3_CHECKPOINT_BUCKET"])
+    check_variables(final, root)
     if options.variables.get("OVERRIDES"):
         _check_config(final, root)
+    check_disk_gb(config, options.disk_gb)
     task = LaunchTask(
         resources=build_resources(
             choose_clouds(options.cloud, spot=options.spot, num_nodes=nodes),
@@ -144,7 +163,7 @@ def plan_task_file(
 ) -> LaunchPlan:
     """Plan a task file that exists: its resources and variables hold where no option is given."""
     _check_task_file(built, title)
-    _reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
+    reject_run_name([*overrides, *options.variables.get("OVERRIDES", "").splitlines()])
     resources: dict[str, Any] = dict(built["resources"])
     nodes = options.nodes or built.get("num_nodes", 1)
     given = [entry["infra"] for entry in resources.get("any_of", ())]
@@ -166,7 +185,9 @@ def plan_task_file(
     envs = {**built["envs"], **({"MODALITY": options.modality} if options.modality else {})}
     if overrides:
         envs["OVERRIDES"] = join_overrides([*envs["OVERRIDES"].splitlines(), *overrides])
+    check_variables({**envs, **options.variables}, root)
     config = _check_config({**envs, **options.variables}, root)
+    check_disk_gb(config, options.disk_gb)
     envs |= _choose_buckets(config, options)
     if nodes > 1 and "ray" not in envs["EXTRAS"].split(","):
         envs["EXTRAS"] += ",ray"
@@ -208,8 +229,8 @@ def _choose_buckets(config: RunConfig, options: LaunchOptions) -> dict[str, str]
         return given
     if options.resumes and not given.get("S3_CHECKPOINT_BUCKET"):
         raise ConfigError(
-            "--resume reads the run's checkpoints from S3, and AWS_ACCESS_KEY_ID is not set; export it "
-            "and AWS_SECRET_ACCESS_KEY"
+            "--resume reads the run's checkpoints from S3, and there are no AWS keys here; export "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set AWS_PROFILE"
         )
     # A bucket that was named may be one that the machine's own role can write to.
     return {**dict.fromkeys(named, ""), **given}
@@ -231,11 +252,15 @@ def is_task_file(tree: object) -> bool:
 def _finish(
     built: dict[str, Any], title: str, options: LaunchOptions, commit: str, config: RunConfig
 ) -> LaunchPlan:
-    envs: dict[str, str | None] = {**built["envs"], **options.variables}
-    _reject_secret_values(envs)
+    given = {
+        name: value
+        for name, value in options.environment.items()
+        if built["envs"].get(name) == DEFAULT_VARIABLES[name] and name not in options.variables
+    }
+    envs: dict[str, str | None] = {**built["envs"], **given, **options.variables}
+    reject_secret_values(envs)
+    check_variables(given, Path())
     modality = envs["MODALITY"] or ""
-    if modality not in MODALITIES:
-        raise ConfigError(f"--modality {modality} is unknown; use {', '.join(MODALITIES)}")
     name = check_run_name(options.run_name or generate_run_name(modality))
     envs |= {"RUN_NAME": name, "GIT_COMMIT": commit}
     resources = dict(built["resources"])
@@ -249,6 +274,7 @@ def _finish(
         ),
     )
     gpus = resources["any_of"][0]["accelerators"].replace("-SXM", "")
+    check_gpu_memory(config, parse_gpus(gpus))
     where = f"{built['num_nodes']} x {gpus}" if built["num_nodes"] > 1 else gpus
     notes = [
         f"would launch {name}: {title} on {where}, the cheapest of {', '.join(clouds)}",
@@ -256,12 +282,19 @@ def _finish(
         f"secrets: {', '.join(secret_names.required) or 'none'}; if they are set: "
         f"{', '.join(secret_names.optional)}",
     ]
+    notes += [f"{name}={value}, from this environment" for name, value in given.items()]
+    if reads_prepared(config) and (own := find_modality(config)) != modality:
+        notes.append(
+            f"warning: {title} has the settings and data of {own}, and the run is one of {modality}; "
+            f"fleet_{modality} is its configuration"
+        )
     if not envs["S3_CHECKPOINT_BUCKET"]:
         notes.append("nothing is uploaded: checkpoints stay on the machine and are lost with it")
     if built["num_nodes"] > 1 or not gpus.endswith(":1"):
         notes.append("this version trains on one GPU; only vLLM engines use the others")
     if not takes_itself_down(clouds):
         notes.append(f"{clouds[0]} machines stay up after the run: skyfleet runs stop {name}")
+    dataset = locate_dataset(envs)
     task = {**built, "name": name, "resources": resources, "envs": envs}
     return LaunchPlan(
         run_name=name,
@@ -272,6 +305,8 @@ def _finish(
         checkpoints=_locate_checkpoints(config, name, envs["S3_CHECKPOINT_BUCKET"]),
         gpus=parse_gpus(gpus),
         num_nodes=built["num_nodes"],
+        dataset=dataset,
+        problems=() if options.has_aws_keys else refuse_unreadable(dataset),
     )
 
 
@@ -299,24 +334,6 @@ def check_resumable(plan: LaunchPlan) -> str:
     return f"resumes from {plan.checkpoints.step_address(step)}"
 
 
-def _reject_run_name(overrides: Sequence[str]) -> None:
-    """The machine, the checkpoints, W&B and Slack have one name."""
-    for override in overrides:
-        if override.lstrip("+").startswith("trainer.run_name="):
-            raise ConfigError(f"{override}: the machine has the run's name too; use --run-name")
-
-
-def _reject_secret_values(envs: Mapping[str, str | None]) -> None:
-    """The variables are written to the task file, which is kept and shown."""
-    for name, value in envs.items():
-        lines = (value or "").splitlines()
-        if any(redact(line) != line for line in lines) or redact_value(lines) != lines:
-            raise ConfigError(
-                f"--env {name} holds a secret, which would be written to the task file; export it, and "
-                "name it in the configuration as ${oc.env:NAME}"
-            )
-
-
 def _locate_config(name: str, root: Path) -> str:
     """The preset's name, or the file's path in the clone, which is what the machine gets."""
     path = Path(name).resolve()
@@ -329,18 +346,6 @@ def _locate_config(name: str, root: Path) -> str:
             f"{name} is outside of {root}, which is what the machine gets; move it there"
         )
     return path.relative_to(root.resolve()).as_posix()
-
-
-def _find_modality(config: RunConfig) -> str:
-    sources = " ".join(config.data.train_data)
-    found = [name for name in ("tool_use", "computer_use") if f"{PREPARED}{name}/" in sources]
-    return "both" if len(found) == 2 else found[0] if found else "tool_use"
-
-
-def _reads_prepared(config: RunConfig) -> bool:
-    return uses_fleet(config) and any(
-        source.startswith(PREPARED) for source in config.data.train_data
-    )
 
 
 def _accepts_constraints(config: RunConfig) -> bool:

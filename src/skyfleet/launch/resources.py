@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,26 @@ GPUS = (
     *("A10", "A10G", "L4", "RTX4090", "RTX5090"),
 )
 """The GPUs that are accepted. SkyPilot's parser accepts any name, and fails after provisioning."""
+
+GPU_GB = {
+    "B200": 192,
+    "H200": 141,
+    "GH200": 96,
+    "H100": 80,
+    "A100-80GB": 80,
+    "A100": 40,
+    "L40S": 48,
+    "A6000": 48,
+    "RTX6000-Ada": 48,
+    "A10": 24,
+    "A10G": 24,
+    "L4": 24,
+    "RTX4090": 24,
+    "RTX5090": 32,
+}
+"""Memory of one GPU, in 10^9 bytes."""
+_ADAPTED = 0.7
+"""Share of a model's weights that LoRA adapts, at least: the rest is the embedding."""
 
 CLOUDS = (
     "lambda",
@@ -132,6 +153,50 @@ def estimate_memory_gb(config: RunConfig) -> int:
     """Main memory: three copies of the weights in bfloat16 while they are loaded and saved."""
     billions = read_parameters(config.trainer.policy.model.path) / 1e9
     return max(32, 32 * math.ceil(6 * billions / 32))
+
+
+def check_gpu_memory(config: RunConfig, gpus: Gpus) -> None:
+    """Raise if not even the weights, gradients and optimizer of the policy fit on one GPU.
+
+    Less than the memory plan counts, which needs the model's shape; a model of unknown size passes.
+    """
+    policy = config.trainer.policy
+    try:
+        billions = read_parameters(policy.model.path) / 1e9
+    except ConfigError:
+        return
+    if policy.model.lora.rank == 0:
+        # Weights and gradients in bfloat16, Adam's moments and master weights in float32.
+        needed_gb, what = (2 + 2 + 12) * billions, "weights, gradients, optimizer"
+        remedy = "trainer.policy.model.lora.rank=32"
+    else:
+        # Merged and base weights of the adapted layers, which are most of a model.
+        needed_gb, what = (2 + 2 * _ADAPTED) * billions, "weights, and their base"
+        remedy = "a smaller model"
+    if needed_gb > GPU_GB[gpus.name]:
+        raise ConfigError(
+            f"--gpus {gpus.name}: {policy.model.path} needs {needed_gb:.0f} GB at least on one GPU "
+            f"({what}), and it has {GPU_GB[gpus.name]} GB; use a larger one, or {remedy}"
+        )
+
+
+def check_disk_gb(config: RunConfig, disk_gb: int) -> None:
+    """Raise if the packages, the weights and one checkpoint do not fit; 0 is an estimate."""
+    if not disk_gb:
+        return
+    least_gb = float(_SYSTEM_GB)
+    with suppress(ConfigError):
+        least_gb += 2 * _count_weight_gb(config)
+    if disk_gb < least_gb:
+        raise ConfigError(
+            f"--disk-gb {disk_gb} is too small: the packages, the weights and one checkpoint take "
+            f"{math.ceil(least_gb)} GB; use more, or leave it out for an estimate"
+        )
+
+
+def _count_weight_gb(config: RunConfig) -> float:
+    """In bfloat16."""
+    return 2 * read_parameters(config.trainer.policy.model.path) / 1e9
 
 
 def read_parameters(path: str) -> float:

@@ -16,6 +16,7 @@ from skyfleet.config.tracking import list_wandb_keys
 from skyfleet.envs.registry import uses_fleet
 from skyfleet.errors import ConfigError
 from skyfleet.redaction import MARK
+from skyfleet.storage.credentials import check_aws_keys
 
 OPTIONAL_SECRETS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
@@ -70,10 +71,7 @@ def read_secrets(names: SecretNames, modality: str, environ: Mapping[str, str]) 
             f"{', '.join(missing)} {is_or_are} not set here and the run needs "
             f"{'it' if len(missing) == 1 else 'them'}; export the value{hint}"
         )
-    if ("AWS_ACCESS_KEY_ID" in values) != ("AWS_SECRET_ACCESS_KEY" in values):
-        raise ConfigError(
-            "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set; set both or neither"
-        )
+    check_aws_keys(values)
     return values
 
 

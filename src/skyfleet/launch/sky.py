@@ -130,7 +130,9 @@ def follow_task(name: str, *, spot: bool, sleep: Callable[[float], None] = time.
                 code = sky.tail_logs(name, None, follow=True)
         except (sky.exceptions.ClusterNotUpError, sky.exceptions.ClusterDoesNotExist):
             return JobEnd.FAILED if spot else JobEnd.LOST
-        except (sky.exceptions.ApiServerConnectionError, ConnectionError, TimeoutError) as error:
+        except Exception as error:
+            if not _is_disconnected(error):
+                raise
             logger.warning("SkyPilot's server does not answer: %s; asking again", _one_line(error))
             sleep(RECONNECT_SECONDS)
             continue
@@ -141,9 +143,26 @@ def follow_task(name: str, *, spot: bool, sleep: Callable[[float], None] = time.
         sleep(RECONNECT_SECONDS)
 
 
+def _is_disconnected(error: Exception) -> bool:
+    """SkyPilot's client uses requests, whose errors are OSErrors, but no ConnectionErrors."""
+    names = {
+        kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("requests")
+    }
+    is_own = type(error).__name__ == "ApiServerConnectionError"
+    return (
+        is_own or "RequestException" in names or isinstance(error, ConnectionError | TimeoutError)
+    )
+
+
 def _is_up(sky: Any, name: str) -> bool:
-    """By asking the cloud, not SkyPilot's own records."""
-    records = sky.get(sky.status([name], refresh=sky.StatusRefreshMode.FORCE))
+    """By asking the cloud, not SkyPilot's own records; a machine that nobody can ask about is up."""
+    try:
+        records = sky.get(sky.status([name], refresh=sky.StatusRefreshMode.FORCE))
+    except Exception as error:
+        if not _is_disconnected(error):
+            raise
+        logger.warning("SkyPilot's server does not answer: %s; asking again", _one_line(error))
+        return True
     return bool(records) and records[0]["status"].value == "UP"
 
 

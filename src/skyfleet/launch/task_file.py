@@ -33,6 +33,8 @@ DEFAULT_VARIABLES: Mapping[str, str] = {
     "AWS_REGION": "us-east-1",
     "AWS_ENDPOINT_URL": "",
     "FLEET_BASE_URL": "",
+    "WANDB_BASE_URL": "",
+    "HF_ENDPOINT": "",
     "S3_DATASET_BUCKET": "fleet-internal-datasets",
     "S3_CHECKPOINT_BUCKET": "skyrl-checkpoints",
     "S3_TRAJECTORY_BUCKET": "skyrl-trajectories",

@@ -10,7 +10,8 @@ from threading import Lock
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from skyfleet.config.root import RunConfig
-from skyfleet.errors import SkyfleetError
+from skyfleet.errors import SkyfleetError, is_outage
+from skyfleet.preflight.recovery import is_recovery
 
 Group = Literal["configuration", "keys", "machine", "storage", "data", "environment", "policy"]
 GROUPS: tuple[Group, ...] = (
@@ -34,8 +35,17 @@ class NotCheckedError(SkyfleetError):
     """The check needs something that failed in a row of its own."""
 
 
+class UnreachableError(CheckFailedError):
+    """A service did not answer; the same check may pass later."""
+
+
+class WarningError(SkyfleetError):
+    """What is lacking, and that the run goes on without it."""
+
+
 class Outcome(Enum):
     PASSED = "ok"
+    WARNING = "warning"
     FAILED = "FAILED"
     NOT_CHECKED = "not checked"
 
@@ -48,6 +58,8 @@ class CheckResult:
     detail: str
     """What was found, or what is wrong and its remedy."""
     seconds: float
+    is_outage: bool = False
+    """It failed because a service did not answer."""
     is_stuck: bool = False
     """It was not finished in its time, and its thread still runs."""
 
@@ -61,6 +73,11 @@ class Subject:
         """By name of the check."""
         self._lock = Lock()
         self._shared: dict[str, Future[Any]] = {}
+
+    @property
+    def is_recovery(self) -> bool:
+        """Whether the run was started before: an outage of what only watches it must not end it."""
+        return self.share("recovery", lambda: is_recovery(self.config))
 
     def share(self, name: str, compute: Callable[[], T]) -> T:
         """The result or the error of the first call with this name; later calls wait for it."""
@@ -85,6 +102,8 @@ class Check:
     group: Group
     run: CheckFunction
     timeout_seconds: float
+    is_optional: bool
+    """A run that was started before goes on although the service does not answer."""
     is_exclusive: bool
     """Such checks run one after another: they load the policy, or measure the memory that is free."""
 
@@ -94,7 +113,12 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(
-    name: str, group: Group, *, timeout_seconds: float = 60, is_exclusive: bool = False
+    name: str,
+    group: Group,
+    *,
+    timeout_seconds: float = 60,
+    is_optional: bool = False,
+    is_exclusive: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a function as a check."""
 
@@ -104,6 +128,7 @@ def check(
             group=group,
             run=function,
             timeout_seconds=timeout_seconds,
+            is_optional=is_optional,
             is_exclusive=is_exclusive,
         )
         return function
@@ -126,14 +151,17 @@ class Problems:
 
     def __init__(self, *sentences: str) -> None:
         self._sentences = list(sentences)
+        self._are_outages = not sentences
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
             return function(*args, **kwargs)
         except Exception as error:
             self._sentences.append(describe_error(error))
+            self._are_outages &= isinstance(error, UnreachableError) or is_outage(error)
             return None
 
     def raise_all(self) -> None:
         if self._sentences:
-            raise CheckFailedError("\n".join(dict.fromkeys(self._sentences)))
+            kind = UnreachableError if self._are_outages else CheckFailedError
+            raise kind("\n".join(dict.fromkeys(self._sentences)))

@@ -12,7 +12,14 @@ from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import DONE, Observation
 from skyfleet.envs.event_loop import run_loop
 from skyfleet.envs.registry import env_factory
-from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
+from skyfleet.preflight.check import (
+    CheckFailedError,
+    NotCheckedError,
+    Subject,
+    UnreachableError,
+    WarningError,
+    check,
+)
 from skyfleet.preflight.data import load_tasks_once
 from skyfleet.rollouts.conversation import MessageConversation
 from skyfleet.rollouts.episode import Limits, run_episode
@@ -35,7 +42,7 @@ def check_opened(subject: Subject) -> str:
         return None if played.prompt else _describe_failure(played)
 
     episodes = _play_once(subject)
-    _raise_problems(episodes, judge)
+    _raise_problems(subject, episodes, judge)
     return ", ".join(episodes)
 
 
@@ -57,7 +64,7 @@ def check_tool(subject: Subject) -> str:
         names.append(f"{played.env_key}: {call.name}{' (an error)' if reply.is_error else ''}")
         return None
 
-    _raise_problems(_list_opened(subject), judge)
+    _raise_problems(subject, _list_opened(subject), judge)
     return ", ".join(names)
 
 
@@ -69,7 +76,7 @@ def check_graded(subject: Subject) -> str:
     episodes = {key: one for key, one in _list_opened(subject).items() if one.turns}
     if not episodes:
         raise NotCheckedError("no environment answered a tool call; see the row above")
-    _raise_problems(episodes, judge)
+    _raise_problems(subject, episodes, judge)
     return ", ".join(
         f"{key} {one.grade.reward:g}" for key, one in episodes.items() if one.grade is not None
     )
@@ -148,12 +155,17 @@ def _list_opened(subject: Subject) -> dict[str, Trajectory]:
 
 
 def _raise_problems(
-    episodes: Mapping[str, Trajectory], judge: Callable[[Trajectory], str | None]
+    subject: Subject, episodes: Mapping[str, Trajectory], judge: Callable[[Trajectory], str | None]
 ) -> None:
     found = {key: judge(one) for key, one in episodes.items()}
     problems = [f"{key}: {problem}" for key, problem in found.items() if problem]
-    if problems:
+    if not problems:
+        return
+    if not subject.is_recovery:
         raise CheckFailedError("\n".join(problems))
+    # The run has trained on them before, so they are out of order and not wrong.
+    kind = UnreachableError if len(problems) == len(episodes) else WarningError
+    raise kind("\n".join(problems))
 
 
 def _describe_failure(played: Trajectory) -> str:

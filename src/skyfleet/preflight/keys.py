@@ -16,7 +16,13 @@ from skyfleet.envs.fleet.service import FleetService, RunnerToken
 from skyfleet.envs.fleet.settings import FleetSettings
 from skyfleet.envs.registry import uses_fleet
 from skyfleet.envs.tls import tls_context
-from skyfleet.preflight.check import CheckFailedError, Subject, check
+from skyfleet.preflight.check import (
+    CheckFailedError,
+    Subject,
+    UnreachableError,
+    WarningError,
+    check,
+)
 from skyfleet.redaction import remember_secrets
 from skyfleet.storage.objects import has_credentials
 from skyfleet.trainer.bucket_layout import read_bucket
@@ -45,7 +51,7 @@ def check_fleet_key(subject: Subject) -> str | None:
             f"{settings.base_url} rejects FLEET_API_KEY ({answer.status_code}); export a valid key"
         )
     if not answer.is_success:
-        raise CheckFailedError(
+        raise _judge_status(answer)(
             f"{settings.base_url} answered {answer.status_code} {answer.text[:200]}; check "
             "FLEET_BASE_URL, or try again later"
         )
@@ -63,7 +69,7 @@ async def _request_account(settings: FleetSettings) -> httpx.Response:
         await service.close()
 
 
-@check("WANDB_API_KEY", "keys")
+@check("WANDB_API_KEY", "keys", is_optional=True)
 def check_wandb_key(subject: Subject) -> str | None:
     """Ask W&B whose key it is."""
     environ, config = subject.environ, subject.config
@@ -95,7 +101,7 @@ def _read_login(url: str) -> str:
     return found[2] or "" if found else ""
 
 
-@check("SLACK_BOT_TOKEN", "keys")
+@check("SLACK_BOT_TOKEN", "keys", is_optional=True)
 def check_slack_token(subject: Subject) -> str | None:
     """Ask Slack whose token it is."""
     environ = subject.environ
@@ -150,16 +156,21 @@ def _post(
     except (httpx.HTTPStatusError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise CheckFailedError(
+        raise _judge_status(answer)(
             f"{url} answered {answer.status_code} {answer.text[:200]!r}; check {variable}, or try "
             "again later"
         )
     return found
 
 
-def _unreachable(url: str, error: Exception, variable: str) -> CheckFailedError:
+def _judge_status(answer: httpx.Response) -> type[CheckFailedError]:
+    is_temporary = answer.status_code >= 500 or answer.status_code == 429
+    return UnreachableError if is_temporary else CheckFailedError
+
+
+def _unreachable(url: str, error: Exception, variable: str) -> UnreachableError:
     reason = str(error) or type(error).__name__
-    return CheckFailedError(f"{url} cannot be reached: {reason}; check the network and {variable}")
+    return UnreachableError(f"{url} cannot be reached: {reason}; check the network and {variable}")
 
 
 @check("AWS credentials", "keys")
@@ -175,6 +186,11 @@ def check_aws_credentials(subject: Subject) -> str | None:
         return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are set"
     if len(missing) == 2 and (_has_other_credentials(subject.environ) or has_credentials(address)):
         return "from a profile, a role or the machine"
+    if len(missing) == 2 and needed_by in list_buckets(subject.config):
+        raise WarningError(
+            f"no AWS credentials: nothing is uploaded to {needed_by}, and everything stays on this "
+            "machine; export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to upload"
+        )
     raise CheckFailedError(
         f"{needed_by} is in S3, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
         "set; export both, or neither and a profile (AWS_PROFILE)"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from importlib import import_module
 from threading import Thread
 from time import perf_counter
 from typing import ParamSpec, TypeVar
 
 from skyfleet.config.root import RunConfig
+from skyfleet.errors import is_outage
 from skyfleet.preflight.check import (
     CHECKS,
     GROUPS,
@@ -20,6 +22,8 @@ from skyfleet.preflight.check import (
     NotCheckedError,
     Outcome,
     Subject,
+    UnreachableError,
+    WarningError,
     describe_error,
 )
 from skyfleet.redaction import redact
@@ -72,35 +76,53 @@ def _run_check(one: Check, subject: Subject) -> CheckResult | None:
     limit, start = subject.timeout_seconds[one.name], perf_counter()
     found = _start(_judge, one, subject)
     wait([found], timeout=limit)
-    outcome: Outcome | None = Outcome.FAILED
-    detail = (
-        f"no answer within {limit:g} s; look at what it talks to, or raise --timeout-seconds "
-        "if that is only slow"
-    )
     is_stuck = not found.done()
-    if not is_stuck:
-        outcome, detail = found.result()
+    if is_stuck:
+        judged = _Judged(
+            Outcome.FAILED,
+            f"no answer within {limit:g} s; look at what it talks to, or raise --timeout-seconds "
+            "if that is only slow",
+            # Of a first start it may be a wrong address, which a restart repeats.
+            is_outage=subject.is_recovery,
+        )
+    else:
+        judged = found.result()
+    outcome = judged.outcome
     if outcome is None:
         return None
+    if outcome is Outcome.FAILED and judged.is_outage and one.is_optional and subject.is_recovery:
+        outcome = Outcome.WARNING
     return CheckResult(
         name=one.name,
         group=one.group,
         outcome=outcome,
-        detail=redact(detail),
+        detail=redact(judged.detail),
         seconds=perf_counter() - start,
+        is_outage=outcome is Outcome.FAILED and judged.is_outage,
         is_stuck=is_stuck,
     )
 
 
-def _judge(one: Check, subject: Subject) -> tuple[Outcome | None, str]:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    outcome: Outcome | None
+    """None: the configuration does not need the check."""
+    detail: str = ""
+    is_outage: bool = False
+
+
+def _judge(one: Check, subject: Subject) -> _Judged:
     """Any exception is a failed check, and never hides the others."""
     try:
         detail = one.run(subject)
     except NotCheckedError as error:
-        return Outcome.NOT_CHECKED, str(error)
+        return _Judged(Outcome.NOT_CHECKED, str(error))
+    except WarningError as error:
+        return _Judged(Outcome.WARNING, str(error))
     except Exception as error:
-        return Outcome.FAILED, describe_error(error)
-    return (None, "") if detail is None else (Outcome.PASSED, detail)
+        unreachable = isinstance(error, UnreachableError) or is_outage(error)
+        return _Judged(Outcome.FAILED, describe_error(error), is_outage=unreachable)
+    return _Judged(None) if detail is None else _Judged(Outcome.PASSED, detail)
 
 
 def _start(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:

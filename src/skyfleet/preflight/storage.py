@@ -6,10 +6,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from skyfleet.errors import SkyfleetError, require_torch
-from skyfleet.preflight.check import CheckFailedError, Subject, check
+from skyfleet.errors import SkyfleetError, is_outage, require_torch
+from skyfleet.preflight.check import (
+    CheckFailedError,
+    NotCheckedError,
+    Subject,
+    UnreachableError,
+    check,
+)
 from skyfleet.preflight.keys import list_buckets
 from skyfleet.storage.local import find_existing_folder
+from skyfleet.storage.objects import has_credentials
 from skyfleet.storage.store import delete_bytes, read_bytes, write_bytes
 
 _CONTENT = b"skyfleet preflight"
@@ -61,7 +68,11 @@ def check_trajectory_bucket(subject: Subject) -> str | None:
 def _check_bucket(subject: Subject, key: str) -> str | None:
     """Write an object, read it, delete it."""
     bucket = list_buckets(subject.config).get(key)
-    return None if bucket is None else check_bucket(bucket, key)
+    if bucket is None:
+        return None
+    if not has_credentials(bucket):
+        raise NotCheckedError(f"no credentials for {bucket}, so nothing is uploaded to {key}")
+    return check_bucket(bucket, key)
 
 
 def check_bucket(bucket: str, key: str) -> str:
@@ -76,7 +87,8 @@ def check_bucket(bucket: str, key: str) -> str:
         stage = "deleted from"
         delete_bytes(address)
     except OSError as error:
-        raise CheckFailedError(
+        kind = UnreachableError if is_outage(error) else CheckFailedError
+        raise kind(
             f"{key}={bucket} cannot be {stage}: {error.strerror or error}; {remedy}"
         ) from None
     if found != _CONTENT:

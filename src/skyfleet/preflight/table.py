@@ -37,6 +37,10 @@ def summarize(results: Sequence[CheckResult]) -> str:
     counts = {one: sum(result.outcome is one for result in results) for one in Outcome}
     failed, skipped = counts[Outcome.FAILED], counts[Outcome.NOT_CHECKED]
     skips = f", {skipped} could not be checked because of them" if skipped else ""
+    warned = counts[Outcome.WARNING]
+    skips += f", {warned} {'is a warning' if warned == 1 else 'are warnings'}" if warned else ""
     if failed:
         return f"{failed} of {len(results)} checks failed{skips}."
-    return f"All {len(results) - skipped} checks passed{f', {skipped} were not possible' if skipped else ''}."
+    rest = f", {skipped} were not possible" if skipped else ""
+    rest += f", {warned} {'is a warning' if warned == 1 else 'are warnings'}" if warned else ""
+    return f"All {len(results) - skipped - warned} checks passed{rest}."

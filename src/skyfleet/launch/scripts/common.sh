@@ -8,7 +8,7 @@ fail() {
 
 # SkyPilot exports a variable without a value as an empty string, which boto3 and others take as a value.
 for name in AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_REGION AWS_ENDPOINT_URL \
-  FLEET_API_KEY FLEET_BASE_URL WANDB_API_KEY SLACK_BOT_TOKEN HF_TOKEN; do
+  FLEET_API_KEY FLEET_BASE_URL WANDB_API_KEY WANDB_BASE_URL SLACK_BOT_TOKEN HF_TOKEN HF_ENDPOINT; do
   [[ -n ${!name:-} ]] || unset "$name"
 done
 [[ ${DISABLE_SLACK:-} != true ]] || unset SLACK_BOT_TOKEN

@@ -60,11 +60,18 @@ while IFS= read -r override; do
 done <<<"${OVERRIDES:-}"
 
 # All that is missing, such as a key, a bucket or a GPU, is named at once, before the trainer starts. A
-# second time, because a service may fail once.
-if [[ ${PREFLIGHT:-1} == 1 ]] && ! "$venv/bin/skyfleet" preflight "${arguments[@]}"; then
+# failure is tried once more; 75, a service that does not answer, as often as the trainer is restarted.
+for ((attempt = 0; ; attempt++)); do
+  code=0
+  [[ ${PREFLIGHT:-1} != 1 ]] || "$venv/bin/skyfleet" preflight "${arguments[@]}" || code=$?
+  ((code != 0)) || break
+  if ((code == 75)); then
+    ((attempt < ${MAX_RESTARTS:-3})) || exit 75
+  elif ((attempt > 0)); then
+    exit 2
+  fi
   sleep "${RESTART_SECONDS:-15}"
-  "$venv/bin/skyfleet" preflight "${arguments[@]}" || exit 2
-fi
+done
 
 start_trainer() {
   rm -f "$state/trainer.pid" "$state/trainer.status"
@@ -97,7 +104,11 @@ follow_trainer() {
   while [[ ! -s $state/trainer.status ]]; do
     sleep "${POLL_SECONDS:-1}" &
     wait $! || true
-    [[ -n $pid ]] || pid=$(cat "$state/trainer.pid" 2>/dev/null) || pid=
+    if [[ -z $pid ]]; then
+      pid=$(cat "$state/trainer.pid" 2>/dev/null) || pid=
+      # A signal that came before the trainer had written its number.
+      [[ -z $pid || -z $stopping ]] || kill -TERM "$pid" 2>/dev/null || true
+    fi
     if [[ -z $pid ]] || kill -0 "$pid" 2>/dev/null; then missing=0; else missing=$((missing + 1)); fi
     if ((missing > 10)); then echo 137 >"$state/trainer.status"; fi
   done
