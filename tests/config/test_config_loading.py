@@ -179,7 +179,7 @@ def test_every_problem_is_reported_at_once_one_line_each() -> None:
         "trainer.ref=5: trainer.ref is a section; set a key in it, such as trainer.ref.model.path",
         "data.val_data=3: it takes list[str] | dict[str, list[str]]",
         "trainer.algorithm.advantage_estimator='gpro': "
-        "it takes str, grpo, rloo, maxrl, reinforce++, gae, distillation, "
+        "it takes grpo, rloo, maxrl, reinforce++, gae, distillation, "
         "or module:function of your own",
         "trainer.seed=-1: it takes int, at least 0",
     ]

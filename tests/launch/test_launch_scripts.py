@@ -169,6 +169,38 @@ def test_the_trainer_learns_the_price_of_the_cloud_that_it_runs_on(
     assert [a.removeprefix(key) for a in call if a.startswith(key)] == given
 
 
+@pytest.mark.parametrize(
+    ("codes", "ended_with", "tries"),
+    [("1 0", 0, 2), ("1 1", 2, 2), ("75 75 0", 0, 3), ("75 75 75", 75, 3), ("75 1", 2, 2)],
+    ids=["once", "mistake", "outage-ends", "outage", "outage-then-mistake"],
+)
+def test_preflight_is_tried_again_and_an_outage_ends_with_75(
+    machine: Callable[[str], Machine], codes: str, ended_with: int, tries: int
+) -> None:
+    made = machine("exit 0\n")
+    (program,) = (made.home / ".skyfleet").glob("venv-*/bin/skyfleet")
+    program.write_text(
+        '#!/bin/bash\n[[ $1 == preflight ]] || exit 0\necho "try|" >>"$HOME/calls"\n'
+        f'codes=({codes}); exit "${{codes[$(($(wc -l <"$HOME/calls") - 1))]}}"\n'
+    )
+    done = made.run("run.sh", DATASET="", MAX_RESTARTS="2")
+    assert (done.returncode, len(made.calls())) == (ended_with, tries), done.stderr
+
+
+def test_a_stop_before_the_trainer_has_a_number_reaches_it(
+    machine: Callable[[str], Machine],
+) -> None:
+    made = machine(UPLOADING)
+    slow = made.home / "setsid"
+    slow.write_text(f'#!/bin/bash\ntouch "$HOME/forking"; sleep 1\n{shutil.which("setsid")} "$@"\n')
+    slow.chmod(0o755)
+    path = f"{made.home}:{os.environ['PATH']}"
+    job = made.start("run.sh", DATASET="", PREFLIGHT="0", PATH=path)
+    wait_for(made.home / "forking")
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(timeout=30) == 143  # a lost signal would leave the trainer running
+
+
 UPLOADING = """
 echo "started"; touch "$HOME/started"
 trap 'sleep 1.5; touch "$HOME/uploaded"; exit 143' TERM

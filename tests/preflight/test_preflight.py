@@ -264,6 +264,81 @@ async def test_valid_keys_are_accepted_by_their_services(tmp_path: Path) -> None
         check_slack_token(Subject(config, {}))
 
 
+def test_an_outage_of_what_only_watches_a_run_does_not_end_it_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "WANDB_BASE_URL": "http://127.0.0.1:1",
+        "WANDB_API_KEY": RIGHT_KEY,
+        "FLEET_BASE_URL": "http://127.0.0.1:1",
+        "FLEET_API_KEY": RIGHT_KEY,
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    skip = "configuration,machine,storage,data,environment,policy"
+    arguments = [f"trainer.run_path={tmp_path}/run", "trainer.logger=[wandb]", "--skip", skip]
+    fleet = "environment.env_class=fleet_task"
+    first = CliRunner().invoke(app, ["preflight", *arguments])
+    assert (first.exit_code, "FAILED   WANDB_API_KEY" in first.output) == (75, True), first.output
+    (tmp_path / "run" / "journal").mkdir(parents=True)
+    (tmp_path / "run" / "journal" / "step_1.jsonl").touch()
+    again = CliRunner().invoke(app, ["preflight", *arguments])
+    assert (again.exit_code, "warning  WANDB_API_KEY" in again.output) == (0, True), again.output
+    needed = CliRunner().invoke(app, ["preflight", *arguments, fleet])
+    assert (needed.exit_code, "FAILED   FLEET_API_KEY" in needed.output) == (75, True)
+    monkeypatch.delenv("FLEET_API_KEY")
+    assert CliRunner().invoke(app, ["preflight", *arguments, fleet]).exit_code == 1
+
+
+def test_one_environment_out_of_order_is_a_warning_when_a_run_goes_on(tmp_path: Path) -> None:
+    tasks = [Task(key=key, env_key=key, prompt="p") for key in ("closed", "open")]
+    write_tasks(tmp_path / "tasks.jsonl", tasks)
+    config = small_config(
+        tmp_path / "run",
+        f"data.train_data=[{tmp_path}/tasks.jsonl]",
+        f"environment.env_classes={json.dumps({'closed': ENVS, 'open': ENVS})}",
+    )
+    others: list[Group] = ["configuration", "keys", "machine", "storage", "data", "policy"]
+
+    def outcomes() -> list[Outcome]:
+        return [one.outcome for one in run_preflight(config, skip=others)]
+
+    assert outcomes()[0] is Outcome.FAILED
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert outcomes() == [Outcome.WARNING, Outcome.PASSED, Outcome.PASSED]
+
+
+async def test_an_openenv_server_that_refuses_connections_is_named_in_time(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path / "run",
+        "environment.env_class=openenv",
+        "environment.openenv.base_url=http://127.0.0.1:1",
+    )
+    others: list[Group] = ["configuration", "keys", "machine", "storage", "data", "policy"]
+    results = await asyncio.to_thread(run_preflight, config, skip=others, timeout_seconds=6)
+    assert "127.0.0.1:1" in results[0].detail, results[0].detail
+    assert "trajectory_timeout_seconds" not in results[0].detail
+
+
+def test_a_bucket_without_credentials_is_a_warning_and_data_there_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    config = small_config(tmp_path / "run", "trainer.ckpt_bucket=skyrl-checkpoints")
+    others: list[Group] = ["configuration", "machine", "data", "environment", "policy"]
+    found = {one.name: one for one in run_preflight(config, skip=others)}
+    assert found["AWS credentials"].outcome is Outcome.WARNING
+    assert "nothing is uploaded to trainer.ckpt_bucket" in found["AWS credentials"].detail
+    assert found["trainer.ckpt_bucket"].outcome is Outcome.NOT_CHECKED
+    data = small_config(tmp_path / "run", "data.train_data=['s3://bucket/tasks.jsonl']")
+    (found_data,) = run_preflight(data, skip=[*others, "storage"])
+    assert found_data.outcome is Outcome.FAILED
+
+
 def test_a_bucket_is_written_read_and_cleaned_up(tmp_path: Path) -> None:
     assert "cleaned up" in check_bucket(str(tmp_path / "bucket"), "trainer.ckpt_bucket")
     assert list((tmp_path / "bucket").iterdir()) == []

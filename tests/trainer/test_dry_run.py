@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,20 @@ def _raise_missing() -> None:
     from skyfleet.errors import MissingExtraError
 
     raise MissingExtraError("vllm", "train,vllm", constrained=False)
+
+
+def test_a_used_port_and_a_missing_wandb_key_are_found_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "MODALITY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        keys = (f"trainer.prometheus.port={port}", "trainer.logger=[wandb]")
+        problems = plan_dry_run(small_config(tmp_path / "run", *keys)).problems
+    assert any(f"trainer.prometheus.port={port} on 127.0.0.1: " in one for one in problems)
+    assert any("trainer.logger has wandb, and WANDB_API_KEY is not set" in one for one in problems)
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password stored-key\n")
+    assert not plan_dry_run(small_config(tmp_path / "run", keys[1])).problems

@@ -336,4 +336,6 @@ def _describe_invalid_value(name: str, tree: Mapping[str, Any]) -> str:
     if key is None:
         return f"{name}={value!r} does not fit here; see `skyfleet config explain {name}`"
     source = f"; unset, it is {DERIVED[name]}" if name in DERIVED else ""
-    return f"{name}={value!r}: it takes {format_accepted(key)}{source}"
+    # A choice of names says more than their type.
+    accepted = key.bounds if key.type == "str" and key.bounds else format_accepted(key)
+    return f"{name}={value!r}: it takes {accepted}{source}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
+from skyfleet.config.root import RunConfig
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.envs.env import DONE, Observation
 from skyfleet.envs.event_loop import run_loop
@@ -34,6 +35,7 @@ _SECONDS = 180
 """A third of it for each of playing, grading and closing. A hosted instance may take a minute."""
 _MAX_CONCURRENT = 32
 _MAX_CHARACTERS = 300
+_EPISODE_LIMIT = "generator.trajectory_timeout_seconds"
 
 
 @check(_OPENED, "environment", timeout_seconds=_SECONDS)
@@ -93,9 +95,10 @@ def _play_once(subject: Subject) -> dict[str, Trajectory]:
 
 
 async def _play(subject: Subject, tasks: Mapping[str, Task]) -> dict[str, Trajectory]:
-    config, semaphore = subject.config, asyncio.Semaphore(_MAX_CONCURRENT)
-    open_env = env_factory(config)
+    semaphore = asyncio.Semaphore(_MAX_CONCURRENT)
     seconds = subject.timeout_seconds[_OPENED] / 3
+    config = _shorten_wait(subject.config, seconds / 2)
+    open_env = env_factory(config)
     limits = Limits(
         max_turns=2,
         max_input_length=sys.maxsize,
@@ -111,6 +114,15 @@ async def _play(subject: Subject, tasks: Mapping[str, Task]) -> dict[str, Trajec
     async with asyncio.TaskGroup() as group:
         playing = {key: group.create_task(play(task)) for key, task in tasks.items()}
     return {key: one.result() for key, one in sorted(playing.items())}
+
+
+def _shorten_wait(config: RunConfig, seconds: float) -> RunConfig:
+    """A server that refuses connections is named before the time of the check is over."""
+    environment = config.environment
+    waits = min(environment.openenv.capacity_wait_seconds, seconds)
+    openenv = environment.openenv.model_copy(update={"capacity_wait_seconds": waits})
+    changed = environment.model_copy(update={"openenv": openenv})
+    return config.model_copy(update={"environment": changed})
 
 
 def _call_once(task: Task, observation: Observation, session: str) -> MessageConversation:
@@ -175,4 +187,6 @@ def _describe_failure(played: Trajectory) -> str:
         return (
             f"no answer within {played.seconds:.0f} s; check its server, or raise --timeout-seconds"
         )
-    return f"{played.failure.kind}: {played.failure.detail[:_MAX_CHARACTERS]}"
+    # The limit is that of the check.
+    detail = played.failure.detail.replace(_EPISODE_LIMIT, "--timeout-seconds")
+    return f"{played.failure.kind}: {detail[:_MAX_CHARACTERS]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from netrc import NetrcParseError, netrc
 from typing import Any
 
 import httpx
@@ -25,12 +24,12 @@ from skyfleet.preflight.check import (
 )
 from skyfleet.redaction import remember_secrets
 from skyfleet.storage.objects import has_credentials
+from skyfleet.tracking.wandb_tracker import OFFLINE_MODES, WANDB_URL, read_login
 from skyfleet.trainer.bucket_layout import read_bucket
 
 _REJECTED = (401, 403)
 _REQUEST_SECONDS = 20
-_WANDB_URL, _SLACK_URL = "https://api.wandb.ai", "https://slack.com/api/"
-_WANDB_OFFLINE = ("offline", "disabled", "dryrun")
+_SLACK_URL = "https://slack.com/api/"
 _VIEWER = "query Viewer { viewer { id entity username } }"
 S3 = "s3://"
 
@@ -73,11 +72,11 @@ async def _request_account(settings: FleetSettings) -> httpx.Response:
 def check_wandb_key(subject: Subject) -> str | None:
     """Ask W&B whose key it is."""
     environ, config = subject.environ, subject.config
-    if "wandb" not in config.trainer.logger or environ.get("WANDB_MODE") in _WANDB_OFFLINE:
+    if "wandb" not in config.trainer.logger or environ.get("WANDB_MODE") in OFFLINE_MODES:
         return None
-    url = environ.get("WANDB_BASE_URL") or _WANDB_URL
+    url = environ.get("WANDB_BASE_URL") or WANDB_URL
     names = list_wandb_keys(config.trainer.wandb.modality or environ.get("MODALITY"))
-    key = next((environ[name] for name in names if environ.get(name)), "") or _read_login(url)
+    key = next((environ[name] for name in names if environ.get(name)), "") or read_login(url)
     if not key:
         raise CheckFailedError(
             f"trainer.logger has wandb, and {' and '.join(names)} "
@@ -90,15 +89,6 @@ def check_wandb_key(subject: Subject) -> str | None:
     if not viewer:
         raise CheckFailedError(f"{url} rejects WANDB_API_KEY; export a valid key")
     return f"accepted by {url}, entity {viewer.get('entity')}"
-
-
-def _read_login(url: str) -> str:
-    """What `wandb login` stored."""
-    try:
-        found = netrc().authenticators(httpx.URL(url).host)
-    except (OSError, NetrcParseError):
-        return ""
-    return found[2] or "" if found else ""
 
 
 @check("SLACK_BOT_TOKEN", "keys", is_optional=True)

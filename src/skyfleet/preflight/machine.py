@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -19,6 +18,7 @@ from skyfleet.errors import require_torch
 from skyfleet.preflight.check import CheckFailedError, NotCheckedError, Subject, check
 from skyfleet.preflight.data import load_tasks_once
 from skyfleet.storage.local import find_existing_folder
+from skyfleet.tracking.prometheus_tracker import check_port
 from skyfleet.trainer.available_memory import format_gib
 from skyfleet.trainer.tasks import build_schedule
 
@@ -127,19 +127,13 @@ def _describe_driver() -> str:
 
 
 @check("trainer.prometheus.port", "machine")
-def check_port(subject: Subject) -> str | None:
+def check_prometheus_port(subject: Subject) -> str | None:
     """Listen on it for a moment."""
     section = subject.config.trainer.prometheus
     if not section.port:  # none, or any that is free
         return None
-    try:
-        with socket.create_server((section.host, section.port)):
-            return f"{section.host}:{section.port} is free"
-    except OSError as error:
-        raise CheckFailedError(
-            f"trainer.prometheus.port={section.port} on {section.host}: {error.strerror}; choose another, "
-            "or 0 for any that is free"
-        ) from None
+    check_port(section.host, section.port)
+    return f"{section.host}:{section.port} is free"
 
 
 @check("memory", "machine", timeout_seconds=120, is_exclusive=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyfleet.checkpoints.checkpoint import list_complete_checkpoints
+from skyfleet.checkpoints.resume import list_complete_checkpoints
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import SkyfleetError
 from skyfleet.trainer.bucket_layout import locate_checkpoints

@@ -58,7 +58,7 @@ def format_plan(plan: SweepPlan, record: SweepRecord) -> str:
     lines = [
         table(header, rows),
         "",
-        f"{len(plan.runs)} runs: {totals[0]:,} training and {totals[1]:,} evaluation episodes.",
+        f"{len(plan.runs)} runs: {_count_episodes(plan, totals)}.",
     ]
     if done[0] and done[1] and left:
         seconds = left * done[1] / done[0]
@@ -68,6 +68,12 @@ def format_plan(plan: SweepPlan, record: SweepRecord) -> str:
     elif left:
         lines.append("The time is known after the first run.")
     return "\n".join(lines)
+
+
+def _count_episodes(plan: SweepPlan, totals: Sequence[int]) -> str:
+    if any(run.training_episodes is None for run in plan.runs):
+        return "their episodes are not known here, where the data is not"
+    return f"{totals[0]:,} training and {totals[1]:,} evaluation episodes"
 
 
 def format_results(results: SweepResults) -> str:

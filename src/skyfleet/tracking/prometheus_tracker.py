@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -58,6 +59,20 @@ def build_metrics_policy(
         key="trainer.prometheus.allowed_hosts",
     )
     return replace(policy, max_body_bytes=0, remedy="add it to trainer.prometheus.allowed_hosts")
+
+
+def check_port(host: str, port: int) -> None:
+    """Listen on it for a moment; ConfigError if it is used. 0 is any that is free."""
+    if not port:
+        return
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.prometheus.port={port} on {host}: {error.strerror}; choose another, or 0 for any "
+            "that is free"
+        ) from None
 
 
 class PrometheusTracker:

@@ -8,8 +8,10 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from skyfleet.config.tracking import Wandb, list_wandb_keys
 from skyfleet.errors import ConfigError, MissingExtraError
@@ -51,6 +53,36 @@ def _find_api_key(modality: str | None) -> dict[str, str]:
     names = list_wandb_keys(modality)[:-1]
     key = next((key for name in names if (key := os.environ.get(name))), None)
     return {"api_key": key} if key else {}
+
+
+WANDB_URL = "https://api.wandb.ai"
+OFFLINE_MODES = ("offline", "disabled", "dryrun")
+
+
+def check_login(settings: Wandb) -> None:
+    """Raise if nothing here names a key of W&B, which then would refuse after the policy is loaded."""
+    environ = os.environ
+    names = list_wandb_keys(settings.modality or environ.get("MODALITY") or None)
+    url = environ.get("WANDB_BASE_URL") or WANDB_URL
+    has_key = any(environ.get(name) for name in (*names, "WANDB_IDENTITY_TOKEN_FILE"))
+    # With a terminal W&B asks for the key.
+    if environ.get("WANDB_MODE") in OFFLINE_MODES or has_key or sys.stdin.isatty():
+        return
+    if not read_login(url):
+        raise ConfigError(
+            f"trainer.logger has wandb, and {' and '.join(names)} "
+            f"{'is' if len(names) == 1 else 'are'} not set; export one, run wandb login, or set "
+            "WANDB_MODE=offline"
+        )
+
+
+def read_login(url: str) -> str:
+    """What `wandb login` stored for a server."""
+    try:
+        found = netrc(os.environ.get("NETRC")).authenticators(urlsplit(url).hostname or "")
+    except (OSError, NetrcParseError):
+        return ""
+    return found[2] or "" if found else ""
 
 
 class WandbTracker(BackgroundTracker):

@@ -22,7 +22,7 @@ from skyfleet.serving.access import read_token
 from skyfleet.tracking.alerts.alert import ALERTS_FILE, Alert, AlertKind, AlertReceiver, AlertSender
 from skyfleet.tracking.alerts.slack import TOKEN_VARIABLE, SlackReceiver
 from skyfleet.tracking.alerts.webhook import WebhookReceiver
-from skyfleet.tracking.prometheus_tracker import build_metrics_policy
+from skyfleet.tracking.prometheus_tracker import build_metrics_policy, check_port
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +217,7 @@ def check_watching(trainer: Trainer) -> None:
     served = trainer.prometheus
     if served.port is not None:
         build_metrics_policy(served.host, token=read_token(), allowed_hosts=served.allowed_hosts)
+        check_port(served.host, served.port)
 
 
 def _is_installed(module: str) -> bool:

@@ -14,6 +14,7 @@ from skyfleet.engines.vllm_controller import check_vllm
 from skyfleet.errors import ConfigError
 from skyfleet.models.loading import check_model_config
 from skyfleet.tracking.tracker import check_trackers
+from skyfleet.tracking.wandb_tracker import check_login
 from skyfleet.trainer.alerting import check_watching
 
 
@@ -48,6 +49,8 @@ def reference_checks(
         model = trainer.policy.model
         yield partial(check_model_config, model.path, trust_remote_code=model.trust_remote_code)
     yield partial(check_trackers, trainer.logger)
+    if "wandb" in trainer.logger:
+        yield partial(check_login, trainer.wandb)
     yield partial(check_watching, trainer)
     yield partial(build_advantage_estimator, trainer.algorithm)
     if config.generator.backend == "vllm" and not config.generator.is_remote:
