@@ -279,13 +279,17 @@ def test_an_outage_of_what_only_watches_a_run_does_not_end_it_when_it_goes_on(
     arguments = [f"trainer.run_path={tmp_path}/run", "trainer.logger=[wandb]", "--skip", skip]
     fleet = "environment.env_class=fleet_task"
     first = CliRunner().invoke(app, ["preflight", *arguments])
-    assert (first.exit_code, "FAILED   WANDB_API_KEY" in first.output) == (75, True), first.output
+    assert (first.exit_code, "FAILED       WANDB_API_KEY" in first.output) == (75, True), (
+        first.output
+    )
     (tmp_path / "run" / "journal").mkdir(parents=True)
     (tmp_path / "run" / "journal" / "step_1.jsonl").touch()
     again = CliRunner().invoke(app, ["preflight", *arguments])
-    assert (again.exit_code, "warning  WANDB_API_KEY" in again.output) == (0, True), again.output
+    assert (again.exit_code, "warning      WANDB_API_KEY" in again.output) == (0, True), (
+        again.output
+    )
     needed = CliRunner().invoke(app, ["preflight", *arguments, fleet])
-    assert (needed.exit_code, "FAILED   FLEET_API_KEY" in needed.output) == (75, True)
+    assert (needed.exit_code, "FAILED       FLEET_API_KEY" in needed.output) == (75, True)
     monkeypatch.delenv("FLEET_API_KEY")
     assert CliRunner().invoke(app, ["preflight", *arguments, fleet]).exit_code == 1
 

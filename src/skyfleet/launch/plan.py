@@ -324,6 +324,10 @@ def check_resumable(plan: LaunchPlan) -> str:
         raise ConfigError(f"--resume {plan.run_name}: no bucket has its checkpoints")
     try:
         step = plan.checkpoints.find_newest()
+    except PermissionError as error:
+        raise ConfigError(
+            f"--resume {plan.run_name}: {error.filename}: {error.strerror}; use AWS keys that may read it"
+        ) from None
     except (OSError, MissingExtraError) as error:
         return f"not checked whether {plan.run_name} has a checkpoint: {error}"
     if step is None:
