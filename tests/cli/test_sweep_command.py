@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def _config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dry_run_lists_the_runs_and_their_cost_and_writes_nothing() -> None:
     output = run(*SWEPT, "--seeds", "2", "--dry-run")
-    assert "| small-lr-lr-1e-3-seed43 | lr=1e-3 |   43 |" in output
+    assert "| small-lr-1e-3-seed43 | lr=1e-3 |   43 |" in output
     assert "4 runs: 96 training and 36 evaluation episodes." in output
     assert not Path("runs").exists()
 
@@ -51,21 +52,21 @@ def test_a_sweep_starts_with_its_configuration() -> None:
 def test_failed_runs_end_the_sweep_with_code_1_and_repeating_it_with_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runner = ScriptedRunner(passes=lambda _: 20, failing={"small-lr-lr-1e-3-seed42"})
+    runner = ScriptedRunner(passes=lambda _: 20, failing={"small-lr-1e-3-seed42"})
     monkeypatch.setattr("skyfleet.sweeps.local_process.LocalRunner", lambda **_: runner)
     output = run(*SWEPT, "--seeds", "1", exit_code=1)
-    assert "small-lr-lr-1e-3-seed42 failed: exit code 2: out of memory" in output
+    assert "small-lr-1e-3-seed42 failed: exit code 2: out of memory" in output
     assert "The page: runs/small-lr/sweep.html." in output
     runner.failing.clear()
     output = run(*SWEPT, "--seeds", "1", "--baseline", "0.001")
-    assert "run 2 of 2, small-lr-lr-1e-2-seed42: finished earlier" in output
+    assert "run 2 of 2, small-lr-1e-2-seed42: finished earlier" in output
     assert "| val | lr=1e-2 | lr=1e-3  |" in output
 
 
 def test_an_interrupted_sweep_says_how_to_continue_and_writes_its_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runner = ScriptedRunner(passes=lambda _: 20, interrupted={"small-lr-lr-1e-3-seed42"})
+    runner = ScriptedRunner(passes=lambda _: 20, interrupted={"small-lr-1e-3-seed42"})
     monkeypatch.setattr("skyfleet.sweeps.local_process.LocalRunner", lambda **_: runner)
     output = run(*SWEPT, "--seeds", "1", exit_code=130)
     assert "Interrupted. To continue: " in output
@@ -77,6 +78,8 @@ def make_clone(folder: Path) -> None:
     script = folder / "src/skyfleet/launch/scripts/run.sh"
     script.parent.mkdir(parents=True)
     script.touch()
+    (folder / "constraints.txt").touch()
+    shutil.copy(Path(__file__).parents[2] / "pyproject.toml", folder)
     (folder / ".gitignore").write_text("runs/\n")
     git = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c")
     for arguments in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "Start")):
@@ -96,14 +99,17 @@ def test_launched_runs_have_the_names_and_settings_of_the_sweep_and_are_read_bac
 
     monkeypatch.setattr("skyfleet.cli.sweep.launch_plan", launch)
     output = run(*SWEPT, "--seeds", "1", "--launch", "--gpus", "H100:1", "--dry-run")
-    assert "would launch small-lr-lr-1e-2-seed42: small.yaml on H100:1" in output
+    assert "would launch small-lr-1e-2-seed42: small.yaml on H100:1" in output
     assert not launched
+    fleet = ("fleet_tool_use", f"{LR}=1e-6,2e-6", "--seeds", "1", "--launch", "--dry-run")
+    output = run(*fleet)
+    assert "2 runs: their episodes are not known here, where the data is not." in output
     launch_options = ("--launch", "--gpus", "H100:1", "--env", "DATA_VERSION=v0.3")
     output = run(*SWEPT, "--seeds", "1", *launch_options, exit_code=1)
-    assert "small-lr-lr-1e-3-seed42 failed: no machine for it" in output
+    assert "small-lr-1e-3-seed42 failed: no machine for it" in output
     assert "1 run launched (skyfleet runs list)" in output
     (plan,) = launched.values()
-    assert "RUN_NAME: small-lr-lr-1e-2-seed42" in plan.text
+    assert "RUN_NAME: small-lr-1e-2-seed42" in plan.text
     assert f"{LR}=1e-2" in plan.text
     assert "trainer.seed=42" in plan.text
     assert "DATA_VERSION: v0.3" in plan.text
@@ -111,4 +117,4 @@ def test_launched_runs_have_the_names_and_settings_of_the_sweep_and_are_read_bac
     runner = ScriptedRunner(passes=lambda _: 20)
     monkeypatch.setattr("skyfleet.sweeps.local_process.LocalRunner", lambda **_: runner)
     run(*SWEPT, "--seeds", "1")
-    assert runner.started == ["small-lr-lr-1e-3-seed42"], "the launched one is not trained here"
+    assert runner.started == ["small-lr-1e-3-seed42"], "the launched one is not trained here"

@@ -14,7 +14,7 @@ from skyfleet.sweeps.plan import SweepPlan, SweepRun
 from skyfleet.sweeps.record import State, find_state, read_record
 
 FIRST, SECOND, THIRD, FOURTH = (
-    f"small-lr-lr-{value}-seed{seed}" for seed in (42, 43) for value in ("1e-2", "1e-3")
+    f"small-lr-{value}-seed{seed}" for seed in (42, 43) for value in ("1e-2", "1e-3")
 )
 
 
@@ -91,7 +91,7 @@ def test_more_values_and_seeds_add_runs_to_the_finished_ones(plan: SweepPlan) ->
     runner = ScriptedRunner(passes=lambda _: 20)
     run(plan_small(f"{LR}=1e-2,1e-3,1e-4", n_seeds=3), runner)
     assert runner.started == [
-        f"small-lr-lr-{name}"
+        f"small-lr-{name}"
         for name in ("1e-4-seed42", "1e-4-seed43", "1e-2-seed44", "1e-3-seed44", "1e-4-seed44")
     ]
 

@@ -23,15 +23,15 @@ def _config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_variant_runs_with_every_seed_in_a_folder_of_its_own() -> None:
     plan = plan_small(f"{LR}=1e-2,1e-3", "trainer.seed=5")
     assert [(run.name, run.seed) for run in plan.runs] == [
-        ("small-lr-lr-1e-2-seed5", 5),
-        ("small-lr-lr-1e-3-seed5", 5),
-        ("small-lr-lr-1e-2-seed6", 6),
-        ("small-lr-lr-1e-3-seed6", 6),
+        ("small-lr-1e-2-seed5", 5),
+        ("small-lr-1e-3-seed5", 5),
+        ("small-lr-1e-2-seed6", 6),
+        ("small-lr-1e-3-seed6", 6),
     ]
     second = plan.runs[1].config
     assert second.trainer.policy.optimizer_config.lr == 1e-3
-    assert second.trainer.run_path == "runs/small-lr/small-lr-lr-1e-3-seed5"
-    assert second.trainer.ckpt_path == "runs/small-lr/small-lr-lr-1e-3-seed5/checkpoints"
+    assert second.trainer.run_path == "runs/small-lr/small-lr-1e-3-seed5"
+    assert second.trainer.ckpt_path == "runs/small-lr/small-lr-1e-3-seed5/checkpoints"
 
 
 def test_data_sizes_are_nested_subsets_trained_for_the_same_number_of_steps() -> None:

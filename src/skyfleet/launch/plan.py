@@ -255,7 +255,8 @@ def _finish(
     given = {
         name: value
         for name, value in options.environment.items()
-        if built["envs"].get(name) == DEFAULT_VARIABLES[name] and name not in options.variables
+        if built["envs"].get(name) == DEFAULT_VARIABLES[name] != value
+        and name not in options.variables
     }
     envs: dict[str, str | None] = {**built["envs"], **given, **options.variables}
     reject_secret_values(envs)

@@ -130,7 +130,10 @@ def _plan_run(
     sweep_folder: Path,
     tasks: _TaskCache,
 ) -> SweepRun:
-    name = "-".join(filter(None, [sweep, grid.slug(variant), f"seed{seed}"]))
+    slug = grid.slug(variant)
+    if len(grid.axes) == 1 and sweep.endswith(f"-{(key := grid.shorten_key(grid.axes[0].key))}"):
+        slug = slug.removeprefix(f"{key}-")  # the sweep's name ends with it
+    name = "-".join(filter(None, [sweep, slug, f"seed{seed}"]))
     folder = sweep_folder / name
     local = _local_overrides(name, folder)
     overrides = [*grid.overrides, *variant.overrides, f"trainer.seed={seed}"]
