@@ -344,8 +344,9 @@ def test_keys_are_read_from_awss_shared_files(
     monkeypatch.setenv("AWS_PROFILE", "team")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
-    assert not names_credentials("s3")
     (tmp_path / "config").write_text("[profile team]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    assert not names_credentials("s3"), "a profile with a region only"
     (tmp_path / "credentials").write_text(
         "[team]\naws_access_key_id = a%b\naws_secret_access_key = c\n"
     )

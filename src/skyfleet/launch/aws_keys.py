@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from skyfleet.errors import ConfigError
-from skyfleet.storage.credentials import check_aws_keys, hide_empty_variables, read_aws_profile
+from skyfleet.storage.credentials import check_aws_keys, hide_empty_variables, read_shared_files
 
 _NAMES = {
     "AWS_ACCESS_KEY_ID": "aws_access_key_id",
@@ -48,9 +48,9 @@ def find_aws_keys() -> AwsKeys | None:
         expires = os.environ.get("AWS_CREDENTIAL_EXPIRATION", "")
         return AwsKeys(secrets=secrets, source="variables", expires=expires)
     with hide_empty_variables():
-        settings = read_aws_profile().get("config", {})
+        settings = read_shared_files()
         profile = os.environ.get("AWS_PROFILE", "default")
-        if "aws_access_key_id" in settings:
+        if "aws_access_key_id" in settings and "aws_secret_access_key" in settings:
             return AwsKeys(
                 secrets={name: settings[key] for name, key in _NAMES.items() if settings.get(key)},
                 source=f"profile {profile}",

@@ -110,18 +110,22 @@ def read_aws_profile() -> dict[str, Any]:
     """
     if any(os.environ.get(name) for name in _NAMES["s3"]):
         return {}
-    profile = os.environ.get("AWS_PROFILE", "default")
-    secrets = _read_section("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile)
-    named = profile if profile == "default" else f"profile {profile}"
-    settings = _read_section("AWS_CONFIG_FILE", "config", named)
-    both = {**settings, **secrets}
+    both = read_shared_files()
     region = {"region": both["region"]} if both.get("region") and not _names_region() else {}
     if "aws_access_key_id" in both and "aws_secret_access_key" in both:
         keys = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         return {"config": {name: both[name] for name in keys if both.get(name)} | region}
-    if both and (provider := _build_boto3_provider(profile)) is not None:
+    if both and (provider := _build_boto3_provider()) is not None:
         return {"config": region, "credential_provider": provider}
     return {}
+
+
+def read_shared_files() -> Mapping[str, str]:
+    """The settings of AWS_PROFILE, or of the default profile; empty without the files."""
+    profile = os.environ.get("AWS_PROFILE", "default")
+    secrets = _read_section("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile)
+    named = profile if profile == "default" else f"profile {profile}"
+    return {**_read_section("AWS_CONFIG_FILE", "config", named), **secrets}
 
 
 def _names_region() -> bool:
@@ -138,10 +142,21 @@ def _read_section(variable: str, name: str, section: str) -> Mapping[str, str]:
     return dict(parser[section]) if parser.has_section(section) else {}
 
 
-def _build_boto3_provider(profile: str) -> Any:
+def _build_boto3_provider() -> Any:
+    """None without boto3, and if it finds no credentials in the profile."""
     try:
         import boto3
+        from botocore.exceptions import BotoCoreError
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         return None
-    return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    profile = os.environ.get("AWS_PROFILE", "default")
+    try:
+        return Boto3CredentialProvider(boto3.Session(profile_name=profile))
+    except ValueError:  # such as a profile that has a region only
+        return None
+    except BotoCoreError as error:
+        raise ConfigError(
+            f"AWS_PROFILE={profile}: {error}; correct the profile, or export AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        ) from None

@@ -64,8 +64,8 @@ def _explain_answer(error: BaseException) -> str:
         return _first_sentence(error)
     message = re.search(r"<Message>([^<]*)</Message>", str(error))
     remedy = _REMEDIES.get(code, "")
-    said = f"{code}: {' '.join(message[1].split())}" if message and message[1].strip() else code
-    return f"{said[:400]}{remedy}"
+    answer = f"{code}: {' '.join(message[1].split())}" if message and message[1].strip() else code
+    return f"{answer[:400]}{remedy}"
 
 
 def _read_answer(error: BaseException) -> tuple[int, str]:
