@@ -228,6 +228,8 @@ def test_a_dataset_in_s3_without_keys_refuses_the_launch_unless_another_is_named
     assert plan("fleet_both").problems == ()
     for variables in ({"DATASET": ""}, {"TASKS_JSON": "gs://mine/tasks.json"}):
         assert plan(has_aws_keys=False, variables=variables).problems == ()
+    own = plan("tiny", "data.train_data=['s3://mine/tasks.jsonl']", has_aws_keys=False)
+    assert own.problems[0].startswith("the dataset is s3://mine/tasks.jsonl, and there are no")
     with pytest.raises(ConfigError, match="no AWS keys here"):
         launch_plan(refused, root=ROOT, spot=False, attach=False)
 
@@ -465,6 +467,8 @@ def test_a_launch_dry_run_prints_a_task_file_and_the_plan(
     monkeypatch.chdir(ROOT)
     for name in ("FLEET_API_KEY", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
     result = CliRunner().invoke(app, command.split(), catch_exceptions=False)
     assert result.exit_code == 0
     entries = read(result.output)["resources"]["any_of"]

@@ -295,7 +295,7 @@ def _finish(
         notes.append("this version trains on one GPU; only vLLM engines use the others")
     if not takes_itself_down(clouds):
         notes.append(f"{clouds[0]} machines stay up after the run: skyfleet runs stop {name}")
-    dataset = locate_dataset(envs)
+    dataset = locate_dataset(envs, config)
     task = {**built, "name": name, "resources": resources, "envs": envs}
     return LaunchPlan(
         run_name=name,

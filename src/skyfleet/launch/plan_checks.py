@@ -45,10 +45,12 @@ def reads_prepared(config: RunConfig) -> bool:
     )
 
 
-def locate_dataset(envs: Mapping[str, str | None]) -> tuple[str, ...]:
-    """The addresses that set-up reads; none if the data is in the clone or the configuration names it."""
+def locate_dataset(envs: Mapping[str, str | None], config: RunConfig) -> tuple[str, ...]:
+    """The addresses in buckets that set-up or the run reads; none if the data is in the clone."""
     if envs.get("DATASET") != "fleet":
-        return ()
+        data = config.data
+        named = [*data.train_data, *(one for found in data.eval_sets.values() for one in found)]
+        return tuple(dict.fromkeys(source for source in named if is_address(source)))
     source = envs.get("TASKS_JSON") or (
         f"s3://{envs['S3_DATASET_BUCKET']}/{envs['DATA_VERSION']}/openenv/all_{PLACE}.json"
     )
@@ -64,8 +66,7 @@ def refuse_unreadable(dataset: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"the dataset is {address}, and there are no AWS keys here; export AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, set AWS_PROFILE, or name a file of the clone with --env TASKS_JSON=FILE"
-        for address in dataset[:1]
-        if address.startswith("s3://")
+        for address in [one for one in dataset if one.startswith("s3://")][:1]
     )
 
 
@@ -77,7 +78,7 @@ def check_dataset(dataset: Sequence[str]) -> str:
         except (FileNotFoundError, PermissionError) as error:
             raise ConfigError(
                 f"{address}: {error.strerror}; correct DATA_VERSION, S3_DATASET_BUCKET or TASKS_JSON "
-                "(--env), or the AWS keys"
+                "(--env), the configuration, or the AWS keys"
             ) from None
         except (OSError, MissingExtraError) as error:
             return f"not checked whether {address} can be read: {error}"
