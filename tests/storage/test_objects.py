@@ -33,7 +33,7 @@ from skyfleet.storage.objects import (
     read_object,
     write_object,
 )
-from skyfleet.storage.store import read_bytes, sibling_address, write_bytes
+from skyfleet.storage.store import read_bucket, read_bytes, sibling_address, write_bytes
 from skyfleet.storage.transfer import (
     choose_part_bytes,
     download_file,
@@ -42,7 +42,6 @@ from skyfleet.storage.transfer import (
 )
 from skyfleet.tasks.loading import load_tasks
 from skyfleet.tasks.manifest import read_manifest
-from skyfleet.trainer.bucket_layout import read_bucket
 
 
 @pytest.fixture(scope="module")
