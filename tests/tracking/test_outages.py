@@ -75,11 +75,11 @@ def test_alerts_delay_nobody_and_an_outage_is_one_warning_of_its_kind(
         sender.close()
     sent = sender.list_sent()[receiver.name]["sent"]
     assert sent == ([alert.key for alert in ALERTS] if is_accepted else [])
-    # Alerts wait, are given up, and the end has a deadline: each is said once at most.
+    # Alerts wait, are given up, and the end has a deadline: each is logged once at most.
     kinds = ("tried again until the run ends", "at the end of the run are over", "not sent: ")
-    said = [next(kind for kind in kinds if kind in text) for text in warnings]
-    assert len(said) == len(set(said))
-    assert bool(said) == (not is_accepted)
+    logged = [next(kind for kind in kinds if kind in text) for text in warnings]
+    assert len(logged) == len(set(logged))
+    assert bool(logged) == (not is_accepted)
 
 
 def start_wandb(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> WandbTracker:
