@@ -274,6 +274,9 @@ def test_every_preset_loads_under_its_run_name() -> None:
         "fleet_tool_use": "fleet_tool_use",
         "fleet_computer_use": "fleet_computer_use",
         "fleet_both": "fleet_both",
+        "qwen3_8b_8xh200": "qwen3_8b_8xh200",
+        "qwen3_32b_8xh200": "qwen3_32b_8xh200",
+        "qwen3_30b_a3b_8xh200": "qwen3_30b_a3b_8xh200",
     }
     assert {preset.name for preset in list_presets()} == set(names)
     for name, file in names.items():

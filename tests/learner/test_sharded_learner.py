@@ -48,7 +48,8 @@ def test_one_rank_computes_the_same_bits() -> None:
     (outcome,) = run_ranks(1, compute_update, "plain", LAYOUTS["1"])
     assert all(outcome.gradients[n].equal(e) for n, e in expected.gradients.items())
     assert all(outcome.weights[n].equal(e) for n, e in expected.weights.items())
-    assert outcome.metrics == expected.metrics
+    # The norm sums squares tensor by tensor, and torch's clipping sums norms.
+    assert outcome.metrics == pytest.approx(expected.metrics, rel=1e-6)
 
 
 @pytest.mark.parametrize("layout", ["2", "DP 2 x TP 2"])

@@ -24,7 +24,7 @@ from skyfleet.rollouts.episode import collect
 from skyfleet.rollouts.grading import EpisodeGrade
 from skyfleet.tasks.sampling import TaskSampler
 from skyfleet.tasks.task import Grade, Task
-from skyfleet.trainer import assemble, rollouts
+from skyfleet.trainer import build_run, rollouts
 from skyfleet.trainer.run import Run
 from skyfleet.trajectories.trajectory import Ending, Group, Trajectory
 
@@ -55,7 +55,7 @@ def change_estimator(change: Callable[[Estimator], Estimator]) -> Callable[[Run,
 
     def plant(run: Run, patch: Patch) -> None:
         patch.setattr(
-            assemble,
+            build_run,
             "assign_credit",
             lambda groups, own, **k: assign_credit(groups, change(own), **k),
         )

@@ -18,7 +18,7 @@ from skyfleet.engines.sampler import make_rng
 from skyfleet.engines.sampling_params import SamplingParams
 from skyfleet.rollouts import episode
 from skyfleet.rollouts.conversation import TokenConversation
-from skyfleet.trainer import assemble
+from skyfleet.trainer import build_run
 from skyfleet.trainer.run import Run
 
 Patch = pytest.MonkeyPatch
@@ -28,7 +28,7 @@ def change_samples(change: Callable[[list[Sample]], list[Sample]]) -> Callable[[
     """Plants `change` after credit assignment."""
 
     def plant(run: Run, patch: Patch) -> None:
-        patch.setattr(assemble, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
+        patch.setattr(build_run, "assign_credit", lambda *a, **k: change(assign_credit(*a, **k)))
 
     return plant
 

@@ -139,7 +139,7 @@ async def test_without_parallel_calls_a_turn_has_one(parallel: bool, n_calls: in
         serving(app) as url,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
-        answer = await ask(client, tools=TOOLS, parallel_tool_calls=parallel)
+        answer = await ask(client, tools=TOOLS, parallel_tool_calls=parallel, tokens=200)
     assert len(answer.choices[0].message.tool_calls) == n_calls
 
 

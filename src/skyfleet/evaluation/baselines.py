@@ -13,7 +13,7 @@ from statistics import fmean
 from skyfleet.envs.env import EnvFactory
 from skyfleet.evaluation.score import PASS_THRESHOLD, passes
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect, run_episode
+from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect
 from skyfleet.rollouts.scripted_agents import null_policy, oracle_policy
 from skyfleet.tasks.task import NULL_SUCCESS, Task
 
@@ -38,7 +38,7 @@ async def measure_baselines(
     *,
     max_concurrent: int,
     pass_threshold: float = PASS_THRESHOLD,
-    run: EpisodeRunner = run_episode,
+    run: EpisodeRunner | None = None,
 ) -> dict[str, Baseline]:
     """By environment: two scripted episodes per task, under the policy's limits.
 

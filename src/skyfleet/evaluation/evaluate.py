@@ -12,7 +12,7 @@ from skyfleet.evaluation.baselines import Baseline
 from skyfleet.evaluation.report import EvalReport
 from skyfleet.evaluation.score import PASS_THRESHOLD
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect, run_episode
+from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trajectories.trajectory import Group, Trajectory, first_grading_error
@@ -71,7 +71,7 @@ async def evaluate(
     grading_code: GradingCode | None = None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
     tracer: RolloutTracer | None = None,
-    run: EpisodeRunner = run_episode,
+    run: EpisodeRunner | None = None,
 ) -> tuple[EvalReport, list[Group]]:
     """Return the report and its episodes.
 

@@ -362,14 +362,15 @@ async def collect(
     recorded: Mapping[tuple[str, int], Trajectory] | None = None,
     tracer: RolloutTracer | None = None,
     semaphore: asyncio.Semaphore | None = None,
-    run: EpisodeRunner = run_episode,
+    run: EpisodeRunner | None = None,
 ) -> list[Group]:
     """Run `n_samples` attempts per task, in task order. A failed attempt counts as an attempt.
 
     Attempts in `recorded`, by task key and sample, are taken from there instead. A `semaphore` of
-    `max_concurrent` bounds the episodes of several calls together. `run` runs each of them.
+    `max_concurrent` bounds the episodes of several calls together. `run` runs each of them, by default here.
     """
     semaphore = semaphore or asyncio.Semaphore(max_concurrent)
+    play = run or run_episode
 
     async def run_one(task: Task, sample: int) -> Trajectory:
         if recorded and (known := recorded.get((task.key, sample))) is not None:
@@ -378,7 +379,7 @@ async def collect(
         async with semaphore:
             if spans is not None:
                 spans.end_queue()
-            trajectory = await run(task, open_env, policy, limits, sample=sample, spans=spans)
+            trajectory = await play(task, open_env, policy, limits, sample=sample, spans=spans)
         if tracer is not None and spans is not None:
             tracer.export(spans, trajectory)
         on_finished(trajectory)

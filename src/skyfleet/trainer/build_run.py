@@ -22,7 +22,6 @@ from skyfleet.learner.sharded import ShardedLearner
 from skyfleet.learner.single_device import SingleDeviceLearner
 from skyfleet.learner.threaded import ThreadedLearner
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import run_episode
 from skyfleet.sentinels.build import build_checker
 from skyfleet.sentinels.constant_metrics import constant_metrics
 from skyfleet.sentinels.recording_engine import RecordingChat, RecordingEngine
@@ -90,7 +89,7 @@ def build_run(
             console.note(f"metrics for Prometheus: {tracker.url}")
     for key, reason in constant_metrics(config).items():
         console.note(f"{key} {reason}")
-    runner = run_episode if cluster is None else cluster.run_episode
+    runner = None if cluster is None else cluster.run_episode
     rollouts = RolloutCollector(
         sampler=tasks.sampler,
         open_env=open_env,

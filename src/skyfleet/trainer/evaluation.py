@@ -24,7 +24,7 @@ from skyfleet.evaluation.report import (
 )
 from skyfleet.metrics.rollout_metrics import episode_metrics
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import EpisodeRunner, Limits, run_episode
+from skyfleet.rollouts.episode import EpisodeRunner, Limits
 from skyfleet.sentinels.registry import build_modes
 from skyfleet.tasks.task import Task
 from skyfleet.tracking.console import ConsoleTracker
@@ -61,7 +61,7 @@ class Evaluator:
     callbacks: Callbacks
     dump: Dump | None = None
     tracer: RolloutTracer | None = None
-    run: EpisodeRunner = run_episode
+    run: EpisodeRunner | None = None
     baselines: dict[str, Mapping[str, Baseline]] = field(default_factory=dict)
     """By set; measured once, at the set's first evaluation."""
     graded_sets: GradedSets = field(default_factory=GradedSets)
@@ -80,7 +80,7 @@ class Evaluator:
         verify: Callable[[], Awaitable[None]],
         callbacks: Callbacks,
         tracer: RolloutTracer | None = None,
-        run: EpisodeRunner = run_episode,
+        run: EpisodeRunner | None = None,
     ) -> Evaluator:
         trainer, generator = config.trainer, config.generator
         sampling = build_sampling_params(generator.eval_sampling_params, seed=trainer.seed)

@@ -9,7 +9,7 @@ from itertools import count
 from skyfleet.algorithms.filters import FilterResult
 from skyfleet.envs.env import EnvFactory
 from skyfleet.rollouts.conversation import AgentFactory
-from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect, run_episode
+from skyfleet.rollouts.episode import EpisodeRunner, Limits, collect
 from skyfleet.tasks.sampling import Sampler
 from skyfleet.tracking.tracing import RolloutTracer
 from skyfleet.trainer.journal import StepJournal
@@ -32,7 +32,7 @@ class RolloutCollector:
     """Episodes at once."""
     filter_groups: Callable[[Sequence[Group]], FilterResult]
     tracer: RolloutTracer | None = None
-    run: EpisodeRunner = run_episode
+    run: EpisodeRunner | None = None
 
     async def collect(
         self, step: int, on_finished: Callable[[Trajectory, bytes], None], journal: StepJournal
