@@ -31,6 +31,8 @@ RAY = (
     "trainer.warm_start.steps=40",
     "generator.sampling_params.max_generate_length=40",
     "generator.sampling_params.stop=[]",
+    "trainer.algorithm.use_entropy_loss=true",
+    "trainer.policy.optimizer_config.lr=1e-3",
 )
 ACTORS = (
     "trainer.placement.use_ray=true",

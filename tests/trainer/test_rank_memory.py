@@ -13,7 +13,9 @@ from skyfleet.models.shape import ModelShape
 from skyfleet.simulation.card_profile import read_card_profile
 from skyfleet.simulation.gpu_plan import plan_memory, read_shape
 from skyfleet.simulation.placement import read_placement
-from skyfleet.trainer.memory_parts import MemoryPlan
+from skyfleet.trainer.fit_ranks import plan_ranks
+from skyfleet.trainer.memory_parts import MemoryPlan, Models
+from skyfleet.trainer.memory_plan import plan_training
 from skyfleet.trainer.rank_memory import (
     GpuLayout,
     count_shard_bytes,
@@ -135,3 +137,26 @@ def test_a_colocated_engine_samples_before_the_update_and_has_its_weights_during
     assert "KV cache" not in parts_of(together, "weight sync")
     assert "engine's weights" in parts_of(together, "weight sync")
     assert parts_of(apart, "weight sync")["transfer buckets"] == 2 * 10**9
+
+
+def test_a_rank_that_torchrun_started_is_planned_with_its_part_and_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, models = load_config_file("qwen3_8b_8xh200"), Models(policy=shape_of(), on_gpu=True)
+    for name, value in {
+        "WORLD_SIZE": "8",
+        "RANK": "0",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    eighth = plan_ranks(config, models)
+    assert (
+        eighth.peak_bytes
+        == plan_learner_rank(
+            config, models.policy, GpuLayout(shards=8, is_colocated=False)
+        ).peak_bytes
+    )
+    assert eighth.peak_bytes < 70 * GIB
+    assert plan_training(config, models, rows=1).least_bytes > 100 * GIB

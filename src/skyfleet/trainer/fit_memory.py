@@ -26,6 +26,7 @@ from skyfleet.trainer.available_memory import (
     read_cpu_memory,
     read_gpu_memory,
 )
+from skyfleet.trainer.fit_ranks import plan_ranks
 from skyfleet.trainer.memory_parts import MemoryPlan, Models
 from skyfleet.trainer.memory_plan import (
     engine_bytes_per_row,
@@ -99,6 +100,10 @@ def fit_training(
     available = available or _read_available(models)
     if available is None:
         return FittedConfig(config=config)
+    if models.on_gpu and config.trainer.strategy == "fsdp":
+        ranks = plan_ranks(config, models)
+        _refuse_misfit(ranks, available)
+        return FittedConfig(config=config, plan=ranks, available=available)
     config, changes = _fit_update(config, models, available)
     is_fixed = _ROWS in config.override_keys
     if is_fixed:
