@@ -122,8 +122,8 @@ async def _kill_at(run: Run, find_pid: Any, killed: list[int]) -> None:
 
 
 def find_worker(run: Run) -> int:
-    pool = run.rollouts.run.__self__  # type: ignore[attr-defined]
-    return int(pool._workers[0].connection.process_id)
+    method: Any = run.rollouts.run
+    return int(method.__self__._workers[0].connection.process_id)
 
 
 def find_engine(run: Run) -> int:
