@@ -69,8 +69,7 @@ def test_ranks_and_engines_take_the_gpus_of_the_placement_keys() -> None:
         ),
         (
             ["generator.backend=vllm", "generator.num_inference_engines=2"],
-            "colocate_all=true puts generator.num_inference_engines=2 engines of 1 GPUs on the "
-            "learner's 1 GPUs",
+            "colocate_all=true puts engines on the learner's GPUs, and actors with parts of a GPU",
         ),
     ],
 )

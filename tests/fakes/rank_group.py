@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from skyfleet.learner import rank_process
 from skyfleet.learner.rank_store import RankPlace
+from skyfleet.learner.rank_worker import RankReport
 
 
 class FakeWorker:
@@ -21,7 +22,7 @@ class FakeWorker:
     def __init__(self, config: Any, place: RankPlace, *, policy: str, total_steps: int) -> None:
         self._rank = place.rank
 
-    def step(self, behaviour: dict[int, str]) -> str:
+    def step(self, behaviour: dict[int, str]) -> str | RankReport:
         match behaviour.get(self._rank):
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -29,6 +30,8 @@ class FakeWorker:
                 time.sleep(600)
             case "fail":
                 raise ValueError(f"rank {self._rank} failed")
+            case "report":
+                return RankReport(report=None, error=ValueError(f"rank {self._rank} failed"))
         return f"answer of rank {self._rank}"
 
     def named_weights(self) -> Iterator[tuple[str, int]]:

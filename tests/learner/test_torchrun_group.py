@@ -113,6 +113,24 @@ def test_an_error_of_a_rank_is_raised_as_it_is(start: Start, rank: int) -> None:
         group.call("step", {rank: "fail"})
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_update_that_fails_on_one_rank_is_raised_while_the_others_wait(
+    start: Start, failing: int
+) -> None:
+    group = start(2)
+    with pytest.raises(ValueError, match=f"rank {failing} failed"):
+        group.call("step", {failing: "report", 1 - failing: "hang"})
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+def test_an_update_that_fails_on_every_rank_is_reported_and_leaves_the_group(start: Start) -> None:
+    group = start(2)
+    reply = group.call("step", {0: "report", 1: "report"})
+    assert str(reply.error) == "rank 0 failed"
+    assert group.call("step", {}) == "answer of rank 0"
+
+
 def test_one_rank_needs_no_other_process(start: Start) -> None:
     assert start(1).call("step", {}) == "answer of rank 0"
 

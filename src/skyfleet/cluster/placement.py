@@ -62,15 +62,8 @@ def plan_placement(config: RunConfig, *, uses_gpus: bool) -> Placement:
     if problems := list(find_placement_problems(config, uses_gpus=uses_gpus)):
         raise ConfigError("\n".join(problems))
     place, generator = config.trainer.placement, config.generator
-    shares_weights = (
-        generator.backend == "embedded"
-        and place.colocate_all
-        and generator.num_inference_engines == 1
-        and not config.trainer.fully_async.enabled
-        and config.trainer.strategy == "single"
-    )
     n_ranks = place.policy_num_nodes * place.policy_num_gpus_per_node
-    has_engines = not (shares_weights or generator.is_remote)
+    has_engines = not (_shares_weights(config) or generator.is_remote)
     return Placement(
         n_ranks=n_ranks if config.trainer.strategy == "fsdp" else 0,
         ranks_per_node=place.policy_num_gpus_per_node,
@@ -79,6 +72,18 @@ def plan_placement(config: RunConfig, *, uses_gpus: bool) -> Placement:
         is_colocated=place.colocate_all,
         workers_per_node=generator.num_rollout_workers_per_node,
         uses_gpus=uses_gpus,
+    )
+
+
+def _shares_weights(config: RunConfig) -> bool:
+    """Whether the engine samples with the tensors of a learner in the driver."""
+    generator = config.generator
+    return (
+        generator.backend == "embedded"
+        and config.trainer.placement.colocate_all
+        and generator.num_inference_engines == 1
+        and not config.trainer.fully_async.enabled
+        and config.trainer.strategy == "single"
     )
 
 
@@ -99,12 +104,11 @@ def find_placement_problems(config: RunConfig, *, uses_gpus: bool) -> Iterator[s
             f"generator.num_inference_engines={generator.num_inference_engines * per_engine}"
         )
     yield from _find_expert_problems(config)
-    n_gpus = generator.num_inference_engines * per_engine
-    if place.colocate_all and uses_gpus and not generator.is_remote and n_gpus != n_ranks:
+    if place.colocate_all and uses_gpus and not (generator.is_remote or _shares_weights(config)):
+        # An actor without a GPU of its own sees all of them, and would take the first.
         yield (
-            f"trainer.placement.colocate_all=true puts generator.num_inference_engines="
-            f"{generator.num_inference_engines} engines of {per_engine} GPUs on the learner's "
-            f"{n_ranks} GPUs; make both numbers equal, or set trainer.placement.colocate_all=false"
+            "trainer.placement.colocate_all=true puts engines on the learner's GPUs, and actors with "
+            "parts of a GPU are not supported; set trainer.placement.colocate_all=false"
         )
 
 

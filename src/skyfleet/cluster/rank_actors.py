@@ -15,7 +15,7 @@ from skyfleet.cluster.ray_calls import describe_loss, kill_actor
 from skyfleet.cluster.ray_session import open_placement_group
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import LearnerLostError
-from skyfleet.learner.rank_worker import RankPlace, RankWorker
+from skyfleet.learner.rank_worker import RankPlace, RankReport, RankWorker
 from skyfleet.weight_transfer.buckets import TransferReport
 from skyfleet.weight_transfer.sender import WeightSender
 
@@ -49,7 +49,8 @@ class RankActor:
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
         result = getattr(self._worker, method)(*arguments)
-        return result if self._is_first else None
+        has_failed = isinstance(result, RankReport) and result.error is not None
+        return result if self._is_first or has_failed else None
 
     def iterate(self, method: str) -> Iterator[Any]:
         yield from getattr(self._worker, method)()
@@ -158,24 +159,33 @@ class RayRankGroup:
         self._check()
         waiting, results = dict(zip(calls, range(len(calls)), strict=True)), [None] * len(calls)
         deadline, errors = monotonic() + self._timeout_seconds, list[Exception]()
+        failures: list[Exception] = []
         while waiting and (left := deadline - monotonic()) > 0:
             done, _ = ray.wait(list(waiting), timeout=left)
             for call in done:
                 rank = waiting.pop(call)
                 try:
-                    results[rank] = ray.get(call)
+                    results[rank] = result = ray.get(call)
+                    if isinstance(result, RankReport) and result.error is not None:
+                        failures.append(result.error)
                 except ray.exceptions.RayActorError as error:
                     reason = describe_loss(error)
                     errors.insert(0, LearnerLostError(f"rank {rank} of the learner died: {reason}"))
                 except ray.exceptions.RayTaskError as error:
                     cause = error.cause
                     errors.append(cause if isinstance(cause, Exception) else error)
-                if errors:
+                # The others may wait in a collective for what does not come.
+                if errors or failures:
                     deadline = min(deadline, monotonic() + GRACE_SECONDS)
         if deaths := [error for error in errors if isinstance(error, LearnerLostError)]:
             self._lose(str(deaths[0]))
         if errors:
             raise errors[0]
+        if failures and (
+            waiting or not isinstance(results[0], RankReport) or results[0].error is None
+        ):
+            self._lost = f"the learner has lost ranks: {failures[0]}"
+            raise failures[0]
         if waiting:
             self._lose(
                 f"rank {min(waiting.values())} of the learner has not finished {method} in "

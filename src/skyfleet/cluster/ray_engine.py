@@ -15,7 +15,7 @@ from skyfleet.cluster.engine_actors import GroupPlace
 from skyfleet.cluster.ray_calls import ActorLostError, call_actor, kill_actor
 from skyfleet.engines.engine_downtime import record_engine_downtime
 from skyfleet.engines.sampling_params import SamplingParams
-from skyfleet.errors import EngineError, EngineLostError, SkyfleetError
+from skyfleet.errors import EngineError, EngineLostError
 
 logger = logging.getLogger(__name__)
 
@@ -153,8 +153,10 @@ class RayEngine:
             try:
                 await self._start_actor()
                 await self._restore(self)
-            except (ActorLostError, SkyfleetError) as error:
-                logger.warning("%s did not start: %s", self.name, error)
+            except (
+                Exception
+            ) as error:  # also of Ray and of the transfer: requests wait for the end of this
+                logger.warning("%s did not start: %s: %s", self.name, type(error).__name__, error)
                 if self._actor is not None:
                     kill_actor(self._actor)
                     self._actor = None
@@ -185,6 +187,8 @@ class RayEngine:
                 await call_actor(actor.ping.remote(), PING_SECONDS)
             except ActorLostError as error:
                 self._note_loss(actor, error)
+            except Exception as error:
+                self._note_loss(actor, ActorLostError(f"{type(error).__name__}: {error}"))
 
     def _run(self, work: Any) -> None:
         task = asyncio.create_task(work)

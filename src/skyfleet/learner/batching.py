@@ -13,6 +13,7 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from skyfleet.algorithms.losses.loss import LossInputs
@@ -280,7 +281,11 @@ def _score(
     chunk_size: int | None,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    if hidden_NE.is_cuda and decoder.has_plain_head and len(action_N):
+    if decoder.has_plain_head and not len(action_N):
+        # Every rank has a gradient of the head, or their reductions would differ in size.
+        empty_N = linear(hidden_NE, decoder.head_weight).sum(dim=-1).float()
+        return empty_N, empty_N.detach()
+    if hidden_NE.is_cuda and decoder.has_plain_head:
         return head_logprobs(
             hidden_NE,
             decoder.head_weight,

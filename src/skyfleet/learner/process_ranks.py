@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from io import BytesIO
 from math import prod
 from typing import Any, TypeVar
 
@@ -107,9 +108,17 @@ class ProcessRanks(Ranks):
     def gather(self, value: T) -> list[T]:
         if self.size == 1:
             return [value]
-        values: list[T | None] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._data)
-        return values  # type: ignore[return-value]
+        file = BytesIO()
+        torch.save(value, file)
+        parts: list[bytes] = [b""] * self.size
+        dist.all_gather_object(parts, file.getvalue(), group=self._data)
+        # Tensors of the other ranks' GPUs come to this rank's.
+        here = (
+            torch.device(self._device_type, torch.cuda.current_device())
+            if self._device_type == "cuda"
+            else "cpu"
+        )
+        return [torch.load(BytesIO(part), map_location=here, weights_only=False) for part in parts]
 
     def wait(self) -> None:
         dist.barrier(group=self._all)

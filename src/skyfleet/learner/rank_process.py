@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from skyfleet.config.root import RunConfig
 from skyfleet.errors import ConfigError, LearnerLostError
 from skyfleet.learner.rank_store import RankPlace, open_store
-from skyfleet.learner.rank_worker import RankWorker
+from skyfleet.learner.rank_worker import RankReport, RankWorker
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ _KEY = "skyfleet/control"
 class Reply:
     result: Any = None
     error: BaseException | None = None
+    failure: Exception | None = None
+    """The error of an update, of which the rank has made a report; the others may wait for it."""
     item: bool = False
     """One of several results of an iteration."""
 
@@ -85,7 +87,8 @@ def serve_rank(
                 if isinstance(result, Iterator):
                     for _ in result:
                         pass
-            reply = Reply()
+            failure = result.error if isinstance(result, RankReport) else None
+            reply = Reply(failure=None if failure is None else _picklable(failure))
         except Exception as error:
             reply = Reply(error=_picklable(error))
         with suppress(OSError):

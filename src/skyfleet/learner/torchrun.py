@@ -19,7 +19,7 @@ from skyfleet.config.root import RunConfig
 from skyfleet.errors import LearnerLostError
 from skyfleet.learner.rank_process import Reply, build_worker, meet_ranks
 from skyfleet.learner.rank_store import RankPlace
-from skyfleet.learner.rank_worker import RankWorker
+from skyfleet.learner.rank_worker import RankReport, RankWorker
 
 _GRACE_SECONDS = 10.0
 """How long the other ranks may take to answer after one has failed."""
@@ -35,6 +35,7 @@ class TorchrunGroup:
         self._timeout_seconds = config.trainer.placement.rank_timeout_seconds
         self.world_size = place.world_size
         self._lost: str | None = None
+        self._failures: list[Exception] = []
         self._own = _OwnRank()
         self._connections: list[Connection] = []
         if place.world_size > 1:
@@ -111,6 +112,8 @@ class TorchrunGroup:
     def _collect(self, method: str, waiting: dict[Connection, int]) -> None:
         """Until every rank has answered. The error of a rank is raised, and ends the group."""
         deadline, errors = monotonic() + self._timeout_seconds, list[BaseException]()
+        self._failures.clear()
+        has_failed = False
         while waiting or not self._own.is_done:
             if self._own.is_done and self._own.error is not None and not errors:
                 errors.append(self._own.error)
@@ -118,12 +121,18 @@ class TorchrunGroup:
             if (failed := self._read_replies(waiting)) is not None:
                 errors.append(failed)
                 deadline = min(deadline, monotonic() + _GRACE_SECONDS)
+            if not has_failed and (self._failures or self._own.failure is not None):
+                has_failed = True  # the others may wait in a collective for what does not come
+                deadline = min(deadline, monotonic() + _GRACE_SECONDS)
             if monotonic() > deadline:
                 break
         if self._own.is_done and self._own.error is not None:
             errors.append(self._own.error)
-        if not errors and not waiting and self._own.is_done:
+        all_done = not waiting and self._own.is_done
+        if not errors and all_done and (not has_failed or self._own.failure is not None):
             return
+        if not errors and has_failed:
+            errors.append(self._own.failure or self._failures[0])
         if not errors:
             late = [0] * (not self._own.is_done) + sorted(waiting.values())
             self._lose(
@@ -148,6 +157,8 @@ class TorchrunGroup:
                 return LearnerLostError(f"rank {rank} of the learner died; {_RESUME}")
             if reply.error is not None:
                 return reply.error
+            if reply.failure is not None:
+                self._failures.append(reply.failure)
         return None
 
     def _next_item(self, items: Queue[Reply], waiting: dict[Connection, int]) -> Reply | None:
@@ -183,6 +194,12 @@ class _OwnRank:
     @property
     def is_done(self) -> bool:
         return self._done.is_set()
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error of an update, of which the worker has made a report."""
+        result = self._result if self.is_done else None
+        return result.error if isinstance(result, RankReport) else None
 
     def start(self, call: Callable[[], Any]) -> None:
         self.error = self._result = None

@@ -179,6 +179,7 @@ class Decoder:
 
     def use_fused_layers(self) -> None:
         """Of a sharded decoder, which makes its fused layers anew in each pass."""
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # as in `fuse`
         if self._fused is None:
             self.cos_PD, self.sin_PD = self._rotary_tables(len(self.cos_PD), torch.float32)
             self._fused = []

@@ -69,6 +69,9 @@ def shard_decoder(decoder: Decoder, plan: ShardingPlan, *, trains: bool = True) 
     if plan.sequence is not None:
         sequence_parallel.check_heads(decoder.n_heads, decoder.n_kv_heads, plan.sequence.size)
         decoder.sequence = plan.sequence
+    for layer in adapters(module).values():
+        # A buffer would be moved whole to every rank's GPU; it is the weight until an adapter moves.
+        layer.base = layer.base.new_empty(0)
     placement = torch.device(plan.mesh.device_type), decoder.dtype
     options = _fsdp_options(decoder, plan, trains=trains)
     root = _wrap_layers(decoder, options)
@@ -172,7 +175,8 @@ def _fsdp_options(decoder: Decoder, plan: ShardingPlan, *, trains: bool) -> dict
         decoder.module.float()
     return {
         "mesh": plan.mesh,
-        "reshard_after_forward": plan.reshard_after_forward,
+        # No backward pass would free the layers of a reference.
+        "reshard_after_forward": plan.reshard_after_forward or not trains,
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=dtype if has_masters else None,
             reduce_dtype=torch.float32,

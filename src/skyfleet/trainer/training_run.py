@@ -87,6 +87,7 @@ async def run_training(
 
     n_losses, reached = 0, -1
     while True:
+        step = -1
         try:
             async with open_training_run(config, given=given, on_progress=on_progress) as run:
                 step = run.state.step
