@@ -4,11 +4,12 @@ message without a call ends a turn. The package executes the calls and its check
 from __future__ import annotations
 
 import asyncio
+import keyword
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.bfcl.package import MODEL, Entry, load_bfcl, load_category
 from skyfleet.envs.bfcl.tasks import make_tool_specs
@@ -43,7 +44,7 @@ class BfclEnv:
         self._tools = make_tool_specs(entry.shown["function"])
         self._history: list[Message] = []
         self._turns: list[list[list[str]]] = [[]]
-        """Of each turn the messages with calls, each as the calls' texts."""
+        """Of each turn the messages with calls, each as the texts of the calls that were executed."""
         self._calls: Sequence[ToolCall] | None = None
         """Of a single turn; None before it."""
         self._is_complete = False
@@ -82,20 +83,22 @@ class BfclEnv:
 
     async def _execute(self, calls: Sequence[ToolCall]) -> Step:
         steps = self._turns[-1]
-        steps.append([write_call(call) for call in calls])
+        errors = [find_call_error(call, self._tools) for call in calls]
+        written = [
+            None if error else write_call(call) for call, error in zip(calls, errors, strict=True)
+        ]
+        steps.append([text for text in written if text is not None])
         if len(steps) > load_bfcl().max_steps:
             return Step(done=True)
-        known = {tool.name for tool in self._tools}
         replies = [
             Message(
                 role="tool",
-                content=await asyncio.to_thread(self._run, call)
-                if call.name in known
-                # The package evaluates any text; it would run a builtin of that name.
-                else f"Error during execution: name {call.name!r} is not defined",
+                content=f"Error during execution: {error}"
+                if text is None
+                else await asyncio.to_thread(self._run, text),
                 tool_call_id=call.id,
             )
-            for call in calls
+            for call, text, error in zip(calls, written, errors, strict=True)
         ]
         self._history += replies
         return Step(messages=tuple(replies))
@@ -120,10 +123,10 @@ class BfclEnv:
         opening = Observation(messages=tuple(self._history), tools=self._tools)
         return Step(messages=tuple(messages), opening=opening)
 
-    def _run(self, call: ToolCall) -> str:
+    def _run(self, text: str) -> str:
         entry = self._entry.checked
         results, _ = load_bfcl().turns.execute_multi_turn_func_call(
-            func_call_list=[write_call(call)],
+            func_call_list=[text],
             initial_config=entry["initial_config"],
             involved_classes=entry["involved_classes"],
             model_name=self._instances,
@@ -135,13 +138,8 @@ class BfclEnv:
     def _check(self) -> Mapping[str, Any]:
         bfcl, entry = load_bfcl(), self._entry
         if self._category.startswith("multi_turn"):
-            known = {tool.name for tool in self._tools}
-            turns = [
-                [[text for text in step if text.partition("(")[0] in known] for step in turn]
-                for turn in self._turns
-            ]
             found: Mapping[str, Any] = bfcl.check_turns(
-                turns, entry.answer, entry.checked, self._category, self._instances
+                self._turns, entry.answer, entry.checked, self._category, self._instances
             )
             return found
         calls = [{call.name: dict(call.arguments)} for call in self._calls or ()]
@@ -164,8 +162,27 @@ class BfclEnv:
         return checked
 
 
+def find_call_error(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
+    """Why a call must not be written: the package evaluates any text, in this process."""
+    tool = next((one for one in tools if one.name == call.name), None)
+    if tool is None or not _is_name(call.name):
+        return f"name {call.name!r} is not defined"
+    known = tool.parameters.get("properties") or {}
+    for name in call.arguments:
+        if name not in known or not _is_name(name):
+            return f"{call.name}() got an unexpected keyword argument {name!r}"
+    return None
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
 def write_call(call: ToolCall) -> str:
-    """The call as Python, which is what the package executes."""
+    """A call without an error as Python, which is what the package executes.
+
+    The values are JSON's, of which Python's own representation cannot be left.
+    """
     arguments = ",".join(f"{name}={value!r}" for name, value in call.arguments.items())
     return f"{call.name}({arguments})"
 
