@@ -96,6 +96,26 @@ def test_a_schema_that_cannot_be_guaranteed_is_refused(schema: Any, reason: str)
         JsonGrammar([("", "", schema)])
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}},
+        {"type": "array", "items": {"anyOf": [{"anyOf": [{"$ref": "#/items"}]}]}},
+    ],
+)
+def test_a_schema_that_is_its_own_alternative_is_refused(schema: Any) -> None:
+    with pytest.raises(UnsupportedSchemaError, match="refers to itself without a value between"):
+        JsonGrammar([("", "", schema)])
+
+
+def test_equal_alternatives_are_expanded_once() -> None:
+    twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    assert accepts({"$ref": "#/$defs/d0", "$defs": {**twice, "d60": {"type": "null"}}}, "null")
+
+
 def test_alternatives_have_their_own_texts_around_the_value() -> None:
     grammar = JsonGrammar([("<a>", "</a>", {"type": "null"}), ("<b>", "", {"type": "boolean"})])
     assert grammar.is_complete(grammar.read("<a>null</a>"))
