@@ -74,6 +74,8 @@ def test_any_object_that_python_writes_is_read_and_every_cut_of_it_is_not_comple
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}},
          "[[], [[]]]", "[1]"),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"a": 1}', '{"a": "1"}'),
+        ({"type": "null", "title": "N", "description": "", "default": None, "x-order": 1},
+         "null", "1"),
     ],
 )  # fmt: skip
 def test_keywords_mean_what_json_schema_says(schema: Any, good: str, bad: str) -> None:
@@ -86,6 +88,8 @@ def test_keywords_mean_what_json_schema_says(schema: Any, good: str, bad: str) -
     [
         ({"type": "string", "pattern": "a+"}, "'pattern' is not supported"),
         ({"type": "object", "properties": {"a": {"minimum": 1}}}, "'minimum' is not supported"),
+        ({"type": "array", "prefixItems": [{}]}, "'prefixItems' is not supported"),
+        ({"type": "array", "unevaluatedItems": False}, "'unevaluatedItems' is not supported"),
         ({"type": "tuple"}, "the type 'tuple'"),
         ({"$ref": "#/$defs/x"}, "leads nowhere"),
         ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, "'b' is required"),

@@ -17,14 +17,28 @@ Symbol = str | tuple[Any, ...]
 Stack = tuple[Symbol, ...]
 State = frozenset[Stack]
 
-_UNSUPPORTED = frozenset(
+_SUPPORTED = frozenset(
     [
-        *("$dynamicRef", "allOf", "dependentRequired", "dependentSchemas", "else", "if", "not"),
-        *("oneOf", "pattern", "patternProperties", "propertyNames", "then", "uniqueItems"),
-        *("exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "maxLength", "minimum"),
-        *("minLength", "multipleOf", "contains", "minProperties", "maxProperties"),
+        *(
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "items",
+            "minItems",
+            "maxItems",
+        ),
+        *("enum", "const", "anyOf", "$ref", "$defs", "definitions"),
     ]
 )
+_NOTES = frozenset(
+    [
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+        *("writeOnly", "$schema", "$id", "$anchor", "$comment", "$vocabulary"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+    ]
+)
+"""Keywords that demand nothing of a value; so do those that begin with `x-`."""
 _TYPES = ("object", "array", "string", "number", "boolean", "null")
 _CHARACTER, _DIGIT, _HEX, _NONZERO = ("character",), ("digit",), ("hex",), ("nonzero",)
 _STRING, _DIGITS, _SPACE = ("string",), ("digits",), ("space",)
@@ -113,7 +127,8 @@ class JsonGrammar:
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, Mapping):
             raise UnsupportedSchemaError(f"{schema!r:.60} is not a schema")
-        if unsupported := sorted(schema.keys() & _UNSUPPORTED):
+        unknown = (str(key) for key in schema.keys() - _SUPPORTED - _NOTES)
+        if unsupported := sorted(key for key in unknown if not key.startswith("x-")):
             raise UnsupportedSchemaError(f"the keyword {unsupported[0]!r} is not supported")
         key = json.dumps([schema, id(root)], sort_keys=True, default=str)
         if key not in self._numbers:
