@@ -43,8 +43,8 @@ class BfclEnv:
         self._category, self._entry = category, entry
         self._tools = make_tool_specs(entry.shown["function"])
         self._history: list[Message] = []
-        self._turns: list[list[list[str]]] = [[]]
-        """Of each turn the messages with calls, each as the texts of the calls that were executed."""
+        self._turns: list[list[Sequence[ToolCall]]] = [[]]
+        """Of each turn the messages with calls."""
         self._calls: Sequence[ToolCall] | None = None
         """Of a single turn; None before it."""
         self._is_complete = False
@@ -83,22 +83,18 @@ class BfclEnv:
 
     async def _execute(self, calls: Sequence[ToolCall]) -> Step:
         steps = self._turns[-1]
-        errors = [find_call_error(call, self._tools) for call in calls]
-        written = [
-            None if error else write_call(call) for call, error in zip(calls, errors, strict=True)
-        ]
-        steps.append([text for text in written if text is not None])
+        steps.append(calls)
         if len(steps) > load_bfcl().max_steps:
             return Step(done=True)
         replies = [
             Message(
                 role="tool",
                 content=f"Error during execution: {error}"
-                if text is None
-                else await asyncio.to_thread(self._run, text),
+                if (error := find_call_error(call, self._tools))
+                else await asyncio.to_thread(self._run, call),
                 tool_call_id=call.id,
             )
-            for call, text, error in zip(calls, written, errors, strict=True)
+            for call in calls
         ]
         self._history += replies
         return Step(messages=tuple(replies))
@@ -123,10 +119,10 @@ class BfclEnv:
         opening = Observation(messages=tuple(self._history), tools=self._tools)
         return Step(messages=tuple(messages), opening=opening)
 
-    def _run(self, text: str) -> str:
+    def _run(self, call: ToolCall) -> str:
         entry = self._entry.checked
         results, _ = load_bfcl().turns.execute_multi_turn_func_call(
-            func_call_list=[text],
+            func_call_list=[write_call(call)],
             initial_config=entry["initial_config"],
             involved_classes=entry["involved_classes"],
             model_name=self._instances,
@@ -138,8 +134,16 @@ class BfclEnv:
     def _check(self) -> Mapping[str, Any]:
         bfcl, entry = load_bfcl(), self._entry
         if self._category.startswith("multi_turn"):
+            # Of the functions of later turns too, which a reference calls before they are announced.
+            turns = [
+                [
+                    [write_call(call) for call in step if not find_call_error(call, self._tools)]
+                    for step in turn
+                ]
+                for turn in self._turns
+            ]
             found: Mapping[str, Any] = bfcl.check_turns(
-                self._turns, entry.answer, entry.checked, self._category, self._instances
+                turns, entry.answer, entry.checked, self._category, self._instances
             )
             return found
         calls = [{call.name: dict(call.arguments)} for call in self._calls or ()]
