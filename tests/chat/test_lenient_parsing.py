@@ -29,6 +29,7 @@ SEARCH = ToolSpec(
 )
 TOOLS = [SEARCH, ToolSpec(name="stop", description="", parameters={"type": "object"})]
 CALL = '{"name": "search", "arguments": {"query": "a b", "limit": 3}}'
+CUT = '{"name": "search", "arguments": {"limit": 3, "query": "a b"'
 
 
 def parse(text: str, own: str = "hermes", tools: list[ToolSpec] = TOOLS) -> Message:
@@ -52,9 +53,9 @@ FOUND = {"query": "a b", "limit": 3}
         (json.dumps(json.loads(CALL), indent=2), "bare JSON"),
         (CALL[:-1], "truncated JSON"),
         (CALL[:-2] + ",", "truncated JSON"),
-        (f"<tool_call>\n{CALL[:-2]}\n", "truncated JSON"),
-        (f"```json\n{CALL[:-2]}", "truncated JSON"),
-        (f"<tool_call>{CALL[:-2]}\n```", "truncated JSON"),
+        (f"<tool_call>\n{CUT}\n", "truncated JSON"),
+        (f"```json\n{CUT}", "truncated JSON"),
+        (f"<tool_call>{CUT}\n```", "truncated JSON"),
         ("<tool_call>{'name': 'search', 'arguments': {'query': 'a b', 'limit': 3}}</tool_call>",
          "Python literal"),
         ("<tool_call>\nsearch\n<arg_key>query</arg_key><arg_value>a b</arg_value>"
@@ -97,6 +98,12 @@ def test_line_breaks_inside_a_string_are_accepted() -> None:
         "<tool_call>{'name': 'search', 'arguments': {'limit': 3}}</tool_call>",  # one is missing
         '<tool_call>{"name": "search", "arguments": {"query": "a b',  # the value is cut
         '<tool_call>{"name": "search", "argum',
+        f"<tool_call>{CALL[:-2]}",  # 3 may be the beginning of 30
+        "<tool_call>{'name': 'search', 'arguments': {'query': 'a', 'limit': 3",
+        # A key occurs twice: the decoders would keep the last one.
+        '<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"',
+        '<tool_call>{"name": "search", "arguments": {"query": "a", "query": "b"}}</tool_call>',
+        "<tool_call>{'name': 'search', 'arguments': {'query': 'a', 'query': 'b'}}</tool_call>",
         "<tool_call>search the web</tool_call>",
     ],
 )
@@ -104,6 +111,12 @@ def test_what_cannot_be_recovered_with_certainty_stays_malformed(text: str) -> N
     message = parse(text)
     assert message.tool_calls == ()
     assert message.malformed_calls == (text,)
+
+
+@pytest.mark.parametrize("end", ["false", "null", "[1]", "1,", '"x"'])
+def test_a_call_that_is_cut_behind_a_whole_value_is_recovered(end: str) -> None:
+    text = f'<tool_call>{{"name": "stop", "arguments": {{"now": {end}'
+    assert calls(parse(text)) == [("stop", {"now": json.loads(end.rstrip(","))})]
 
 
 def test_a_malformed_call_is_recovered_beside_a_good_one() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,43 @@ async def test_only_announced_functions_are_executed() -> None:
         "Error during execution: name 'open' is not defined",
         '{"current_working_directory": "document"}',
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("cd", {"folder=open({!r}, 'w'),a": "b"}, "cd() got an unexpected keyword argument"),
+        ("cd", {"a=open({!r}, 'w'),folder": "b"}, "cd() got an unexpected keyword argument"),
+        ("cd", {"b": "c"}, "cd() got an unexpected keyword argument 'b'"),
+        ("cd", {"folder": "'), open({!r}, 'w'), ('"}, ""),
+        ("cd", {"folder": ['"]), open({!r}, "w"), (["']}, ""),
+        # A name that begins with that of a function is no name of one, in the check as well.
+        ("cd(open({!r}, 'w'))#", {}, 'name "cd(open('),
+    ],
+)
+async def test_nothing_but_the_call_is_evaluated(
+    name: str, arguments: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    opened = tmp_path / "opened"
+
+    def aimed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [aimed(one) for one in value]
+        return value.replace("{!r}", repr(str(opened)))
+
+    (task,) = bfcl_tasks("multi_turn_base", 1)
+    env = await open_bfcl(task)
+    await env.reset()
+    call = ToolCall(
+        id="a", name=aimed(name), arguments={aimed(k): aimed(v) for k, v in arguments.items()}
+    )
+    step = await env.step(Message(role="assistant", tool_calls=(call,)))
+    assert f"Error during execution: {error}" in step.messages[0].text or not error
+    while not step.done:
+        step = await env.step(Message(role="assistant", content="Done."))
+    assert not (await env.grade()).success
+    await env.close()
+    assert not opened.exists()
 
 
 async def test_a_turn_of_too_many_messages_fails_and_nothing_is_left() -> None:

@@ -144,6 +144,15 @@ async def test_an_expression_that_never_ends_is_not_evaluated(checkout: Path) ->
         assert step.messages[0].text == text
 
 
+async def test_emphasis_in_a_text_is_no_power(checkout: Path) -> None:
+    env = await opened(tau_bench_tasks("retail")[0])
+    summary = "**Issue**: order **1234567** is late"
+    step = await env.step(says("", call("transfer_to_human_agents", summary=summary)))
+    assert step.done
+    assert not step.messages[0].is_error
+    assert step.messages[0].text != TOO_LARGE
+
+
 async def test_a_malformed_call_is_reported_and_its_text_is_not_sent(checkout: Path) -> None:
     env = await opened(tau_bench_tasks("retail")[1])
     step = await env.step(

@@ -74,6 +74,8 @@ def test_any_object_that_python_writes_is_read_and_every_cut_of_it_is_not_comple
         ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}},
          "[[], [[]]]", "[1]"),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"a": 1}', '{"a": "1"}'),
+        ({"type": "null", "title": "N", "description": "", "default": None, "x-order": 1},
+         "null", "1"),
     ],
 )  # fmt: skip
 def test_keywords_mean_what_json_schema_says(schema: Any, good: str, bad: str) -> None:
@@ -86,6 +88,8 @@ def test_keywords_mean_what_json_schema_says(schema: Any, good: str, bad: str) -
     [
         ({"type": "string", "pattern": "a+"}, "'pattern' is not supported"),
         ({"type": "object", "properties": {"a": {"minimum": 1}}}, "'minimum' is not supported"),
+        ({"type": "array", "prefixItems": [{}]}, "'prefixItems' is not supported"),
+        ({"type": "array", "unevaluatedItems": False}, "'unevaluatedItems' is not supported"),
         ({"type": "tuple"}, "the type 'tuple'"),
         ({"$ref": "#/$defs/x"}, "leads nowhere"),
         ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, "'b' is required"),
@@ -94,6 +98,26 @@ def test_keywords_mean_what_json_schema_says(schema: Any, good: str, bad: str) -
 def test_a_schema_that_cannot_be_guaranteed_is_refused(schema: Any, reason: str) -> None:
     with pytest.raises(UnsupportedSchemaError, match=reason):
         JsonGrammar([("", "", schema)])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"x": {"$ref": "#/properties/x"}}},
+        {"type": "array", "items": {"anyOf": [{"anyOf": [{"$ref": "#/items"}]}]}},
+    ],
+)
+def test_a_schema_that_is_its_own_alternative_is_refused(schema: Any) -> None:
+    with pytest.raises(UnsupportedSchemaError, match="refers to itself without a value between"):
+        JsonGrammar([("", "", schema)])
+
+
+def test_equal_alternatives_are_expanded_once() -> None:
+    twice = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(60)}
+    assert accepts({"$ref": "#/$defs/d0", "$defs": {**twice, "d60": {"type": "null"}}}, "null")
 
 
 def test_alternatives_have_their_own_texts_around_the_value() -> None:

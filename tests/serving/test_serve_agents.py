@@ -77,6 +77,16 @@ async def test_a_named_tool_is_the_one_that_is_called(client: AsyncOpenAI) -> No
     assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["draw"]
 
 
+async def test_a_tool_with_empty_properties_is_called_without_arguments(
+    client: AsyncOpenAI,
+) -> None:
+    nothing = {"name": "wait", "parameters": {"type": "object", "properties": {}}}
+    tools: Any = [{"type": "function", "function": nothing}]
+    answer = await ask(client, tools=tools, tool_choice="required", n=4)
+    calls = [call.function for one in answer.choices for call in one.message.tool_calls]
+    assert [(call.name, call.arguments) for call in calls] == [("wait", "{}")] * 4
+
+
 async def test_a_named_tool_that_is_not_offered_is_refused(client: AsyncOpenAI) -> None:
     choice: Any = {"type": "function", "function": {"name": "fly"}}
     with pytest.raises(BadRequestError, match="names 'fly', which is not among the tools"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.chat.renderer import Renderer
@@ -55,7 +56,10 @@ class GuidedDecoding:
         try:
             if request.must_call:
                 return JsonGrammar(
-                    [(*self._surround(spec), spec.parameters) for spec in request.required_specs]
+                    [
+                        (*self._surround(spec), _close_empty(spec.parameters))
+                        for spec in request.required_specs
+                    ]
                 )
             if response_format.json_schema is not None:
                 return JsonGrammar([("", "", response_format.json_schema.schema_)])
@@ -87,6 +91,13 @@ class GuidedDecoding:
                 param="tool_choice",
             )
         return before, after
+
+
+def _close_empty(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of a tool's arguments; a tool with empty properties has none."""
+    if parameters.get("properties") == {} and "additionalProperties" not in parameters:
+        return {**parameters, "additionalProperties": False}
+    return parameters
 
 
 def find_top_logprobs(generate: GenerateRequest, position: int) -> Sequence[tuple[int, float]]:

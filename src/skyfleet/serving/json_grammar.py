@@ -17,14 +17,28 @@ Symbol = str | tuple[Any, ...]
 Stack = tuple[Symbol, ...]
 State = frozenset[Stack]
 
-_UNSUPPORTED = frozenset(
+_SUPPORTED = frozenset(
     [
-        *("$dynamicRef", "allOf", "dependentRequired", "dependentSchemas", "else", "if", "not"),
-        *("oneOf", "pattern", "patternProperties", "propertyNames", "then", "uniqueItems"),
-        *("exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "maxLength", "minimum"),
-        *("minLength", "multipleOf", "contains", "minProperties", "maxProperties"),
+        *(
+            "type",
+            "properties",
+            "required",
+            "additionalProperties",
+            "items",
+            "minItems",
+            "maxItems",
+        ),
+        *("enum", "const", "anyOf", "$ref", "$defs", "definitions"),
     ]
 )
+_NOTES = frozenset(
+    [
+        *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
+        *("writeOnly", "$schema", "$id", "$anchor", "$comment", "$vocabulary"),
+        *("contentEncoding", "contentMediaType", "contentSchema"),
+    ]
+)
+"""Keywords that demand nothing of a value; so do those that begin with `x-`."""
 _TYPES = ("object", "array", "string", "number", "boolean", "null")
 _CHARACTER, _DIGIT, _HEX, _NONZERO = ("character",), ("digit",), ("hex",), ("nonzero",)
 _STRING, _DIGITS, _SPACE = ("string",), ("digits",), ("space",)
@@ -45,6 +59,7 @@ class JsonGrammar:
         self.start: State = frozenset(
             (*before, self._value(schema, schema), *after) for before, after, schema in alternatives
         )
+        self._refuse_left_recursion()
         self.advance = lru_cache(maxsize=200_000)(self._advance)
 
     def _advance(self, state: State, character: str) -> State:
@@ -67,9 +82,12 @@ class JsonGrammar:
 
     def _expand(self, stack: Stack) -> Iterator[Stack]:
         """The stacks that begin with a character or a class, and the empty one."""
-        pending = [stack]
+        pending, seen = [stack], set[Stack]()
         while pending:
             one = pending.pop()
+            if one in seen:
+                continue
+            seen.add(one)
             if not one or isinstance(one[0], str) or one[0] in _CLASSES:
                 yield one
             else:
@@ -109,7 +127,8 @@ class JsonGrammar:
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, Mapping):
             raise UnsupportedSchemaError(f"{schema!r:.60} is not a schema")
-        if unsupported := sorted(schema.keys() & _UNSUPPORTED):
+        unknown = (str(key) for key in schema.keys() - _SUPPORTED - _NOTES)
+        if unsupported := sorted(key for key in unknown if not key.startswith("x-")):
             raise UnsupportedSchemaError(f"the keyword {unsupported[0]!r} is not supported")
         key = json.dumps([schema, id(root)], sort_keys=True, default=str)
         if key not in self._numbers:
@@ -128,6 +147,29 @@ class JsonGrammar:
                         self._members(number, index, is_first=False)
                 elif isinstance(symbol, tuple) and symbol[0] == "items":
                     self._items(number, 0)
+
+    def _refuse_left_recursion(self) -> None:
+        """A schema that is one of its own alternatives expands for ever and adds no text."""
+        followed: dict[int, list[int]] = {
+            number: [
+                int(stack[0][1])
+                for stack in self._value_alternatives(number)
+                if stack and stack[0][0] == "value"
+            ]
+            for number in range(len(self._schemas))
+        }
+        for number in followed:
+            pending, seen = list(followed[number]), set[int]()
+            while pending:
+                one = pending.pop()
+                if one == number:
+                    schema = json.dumps(self._schemas[number][0], default=str)
+                    raise UnsupportedSchemaError(
+                        f"the schema {schema:.60} refers to itself without a value between"
+                    )
+                if one not in seen:
+                    seen.add(one)
+                    pending += followed[one]
 
     def _value_alternatives(self, number: int) -> list[Stack]:
         schema, root = self._schemas[number]

@@ -25,6 +25,7 @@ from skyfleet.chat.tool_calls.strict_json import (
     decode_at,
     find_closing_bracket,
     parse_call,
+    reject_duplicates,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(?P<body>.*?)(?:\n[ \t]*```|\Z)", re.DOT
 _OPENING = re.compile(r"[\[{]")
 _LINE_START = re.compile(r"^[ \t]*(?=[\[{])", re.MULTILINE)
 _TAG = re.compile(r"</?[\w|:-]+>|<\|[\w|]+\|>|```")
+_WHOLE_END = re.compile(r"""(?:["'\]},]|\b(?:true|false|null|True|False|None))\Z""")
+"""How a text ends whose last value is whole; a number may have had more digits."""
 _SEPARATORS = " \t\r\n,;"
 _PYTHON_ERRORS = (ValueError, TypeError, SyntaxError, MemoryError, RecursionError)
 
@@ -144,15 +147,17 @@ def _parse_list(text: str, tools: Sequence[ToolSpec], how: str) -> list[ToolCall
 
 def _parse_value(body: str, missing: str, tools: Sequence[ToolSpec]) -> list[ToolCall]:
     """A call in JSON with line breaks in strings, in a Python literal, or cut between two values."""
+    if missing and not _WHOLE_END.search(body.rstrip()):
+        return []
     cut = body.rstrip().rstrip(",") + missing
     how = "truncated JSON" if missing else "JSON with errors"
     for repaired in dict.fromkeys((body, cut)):
         try:
-            value = json.loads(repaired, strict=False)
+            value = _decode(repaired)
         except PARSE_ERRORS:
             try:
                 # Sets and bytes have no JSON form; tuples are lists.
-                value = json.loads(json.dumps(_evaluate(repaired), allow_nan=False))
+                value = _decode(json.dumps(_evaluate(repaired), allow_nan=False))
                 how = "Python literal"
             except _PYTHON_ERRORS:
                 continue
@@ -163,11 +168,21 @@ def _parse_value(body: str, missing: str, tools: Sequence[ToolSpec]) -> list[Too
     return []
 
 
+def _decode(text: str) -> Any:
+    """JSON with line breaks in strings; as in strict parsing, a key that occurs twice is an error."""
+    return json.loads(text, strict=False, object_pairs_hook=reject_duplicates)
+
+
 def _evaluate(text: str) -> Any:
-    """Python warns of escapes that it does not know; here they are errors."""
+    """Python warns of escapes that it does not know; here they are errors, as are repeated keys."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return ast.literal_eval(text)
+        tree = ast.parse(text.lstrip(" \t"), mode="eval")
+    value = ast.literal_eval(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            reject_duplicates([(ast.literal_eval(key), None) for key in node.keys if key])
+    return value
 
 
 def _make_calls(values: Sequence[Any], tools: Sequence[ToolSpec], how: str) -> list[ToolCall]:

@@ -47,7 +47,7 @@ ARGUMENT_KEYS = ("arguments", "parameters", "params")
 TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
-def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("a key occurs twice")
@@ -58,7 +58,7 @@ def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-_STRICT = json.JSONDecoder(object_pairs_hook=_reject_duplicates, parse_constant=_reject_constant)
+_STRICT = json.JSONDecoder(object_pairs_hook=reject_duplicates, parse_constant=_reject_constant)
 
 
 def decode(text: str) -> Any:

@@ -4,11 +4,12 @@ message without a call ends a turn. The package executes the calls and its check
 from __future__ import annotations
 
 import asyncio
+import keyword
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from skyfleet.chat.message import Message, ToolCall
+from skyfleet.chat.message import Message, ToolCall, ToolSpec
 from skyfleet.config.root import RunConfig
 from skyfleet.envs.bfcl.package import MODEL, Entry, load_bfcl, load_category
 from skyfleet.envs.bfcl.tasks import make_tool_specs
@@ -42,8 +43,8 @@ class BfclEnv:
         self._category, self._entry = category, entry
         self._tools = make_tool_specs(entry.shown["function"])
         self._history: list[Message] = []
-        self._turns: list[list[list[str]]] = [[]]
-        """Of each turn the messages with calls, each as the calls' texts."""
+        self._turns: list[list[Sequence[ToolCall]]] = [[]]
+        """Of each turn the messages with calls."""
         self._calls: Sequence[ToolCall] | None = None
         """Of a single turn; None before it."""
         self._is_complete = False
@@ -82,17 +83,15 @@ class BfclEnv:
 
     async def _execute(self, calls: Sequence[ToolCall]) -> Step:
         steps = self._turns[-1]
-        steps.append([write_call(call) for call in calls])
+        steps.append(calls)
         if len(steps) > load_bfcl().max_steps:
             return Step(done=True)
-        known = {tool.name for tool in self._tools}
         replies = [
             Message(
                 role="tool",
-                content=await asyncio.to_thread(self._run, call)
-                if call.name in known
-                # The package evaluates any text; it would run a builtin of that name.
-                else f"Error during execution: name {call.name!r} is not defined",
+                content=f"Error during execution: {error}"
+                if (error := find_call_error(call, self._tools))
+                else await asyncio.to_thread(self._run, call),
                 tool_call_id=call.id,
             )
             for call in calls
@@ -135,9 +134,12 @@ class BfclEnv:
     def _check(self) -> Mapping[str, Any]:
         bfcl, entry = load_bfcl(), self._entry
         if self._category.startswith("multi_turn"):
-            known = {tool.name for tool in self._tools}
+            # Of the functions of later turns too, which a reference calls before they are announced.
             turns = [
-                [[text for text in step if text.partition("(")[0] in known] for step in turn]
+                [
+                    [write_call(call) for call in step if not find_call_error(call, self._tools)]
+                    for step in turn
+                ]
                 for turn in self._turns
             ]
             found: Mapping[str, Any] = bfcl.check_turns(
@@ -164,8 +166,27 @@ class BfclEnv:
         return checked
 
 
+def find_call_error(call: ToolCall, tools: Sequence[ToolSpec]) -> str | None:
+    """Why a call must not be written: the package evaluates any text, in this process."""
+    tool = next((one for one in tools if one.name == call.name), None)
+    if tool is None or not _is_name(call.name):
+        return f"name {call.name!r} is not defined"
+    known = tool.parameters.get("properties") or {}
+    for name in call.arguments:
+        if name not in known or not _is_name(name):
+            return f"{call.name}() got an unexpected keyword argument {name!r}"
+    return None
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
 def write_call(call: ToolCall) -> str:
-    """The call as Python, which is what the package executes."""
+    """A call without an error as Python, which is what the package executes.
+
+    The values are JSON's, of which Python's own representation cannot be left.
+    """
     arguments = ",".join(f"{name}={value!r}" for name, value in call.arguments.items())
     return f"{call.name}({arguments})"
 

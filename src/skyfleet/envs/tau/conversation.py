@@ -24,6 +24,7 @@ NOT_CALLED = (
     "Error: only the first tool call of a message is executed; call this tool in a later one."
 )
 TOO_LARGE = "Error: the expression is too large to calculate"
+_CALCULATOR = "calculate"
 _POWERS = re.compile(r"\*\*")
 _LARGE_POWER = re.compile(r"\*\*[\s(]*\d{4,}|\d{7,}[\s)]*\*\*")
 
@@ -158,7 +159,7 @@ class ConversationEnv:
 
     def _call(self, call: ToolCall) -> Step:
         progress = self._open_progress
-        if is_runaway(call.arguments):
+        if is_runaway(call):
             result = ToolResult(text=TOO_LARGE, is_error=True)
         else:
             result = self._case.call(call.name, call.arguments)
@@ -189,9 +190,11 @@ class ConversationEnv:
         raise EnvError(f"task {self._task.key}: {call.name} was not called")
 
 
-def is_runaway(arguments: Mapping[str, Any]) -> bool:
+def is_runaway(call: ToolCall) -> bool:
     """Whether a calculator would not return: both packages evaluate `9**9**9` in this process."""
-    return any(
-        isinstance(value, str) and (len(_POWERS.findall(value)) > 1 or _LARGE_POWER.search(value))
-        for value in arguments.values()
+    expression = call.arguments.get("expression")
+    return (
+        call.name == _CALCULATOR
+        and isinstance(expression, str)
+        and (len(_POWERS.findall(expression)) > 1 or bool(_LARGE_POWER.search(expression)))
     )
