@@ -73,7 +73,13 @@ async def test_measuring_leaves_nothing_behind_and_its_profile_plans_the_run(
     assert os.listdir(tmp_path) == []
     assert profile.model == "tiny"
     assert all(seconds > 0 for seconds in profile.decode_seconds.values())
-    assert profile.update_token_seconds > 0
+    # Which of the three a busy machine's times are fitted by is chance.
+    costs = (
+        profile.update_fixed_seconds,
+        profile.update_token_seconds,
+        profile.update_square_seconds,
+    )
+    assert min(costs) >= 0 < max(costs)
     assert profile.turn_seconds > 0
     assert 1 <= max(len(episode) for episode in profile.workload.recorded) <= 8
     assert (profile.engine_slowdown, profile.learner_slowdown) == (1.0, 1.0)
