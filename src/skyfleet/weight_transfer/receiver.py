@@ -73,7 +73,7 @@ class WeightReceiver:
     def stream(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of the next sync one by one, as copies, for a loader that pulls them.
 
-        The sender is told that they arrived when the last one was taken; it must ask for checksums
+        The sender gets the report that they arrived when the last one was taken; it must ask for checksums
         of what the loader made of them. A second name of a weight is left to the loader, which ties.
         """
         sync, damaged = f"sync{next(self._syncs)}", ""
